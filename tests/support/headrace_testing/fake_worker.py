@@ -1,0 +1,401 @@
+"""A worker without a model: the whole contract, with scripted tokens and switches for failures.
+
+Its answer is a pure function of (prompt, seed, choice, position), so a stream that is resumed on
+another `FakeWorker` goes on exactly as it would have. The same conformance suite runs against it
+and against the real servicer (tests/contract/test_worker_conformance.py).
+
+    async with FakeWorkerServer(FakeWorker("w1")) as server:
+        client = SessionClient(server.address)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from headrace_common.blocks import ALGORITHM, BLOCK_SIZE_TOKENS, chain, chain_key, self_test
+from headrace_common.errors import (
+    ContextTooLong,
+    InvalidRequest,
+    ModelNotFound,
+    QueueFull,
+    ReplicaDraining,
+    ReplicaLost,
+    Unimplemented,
+)
+from headrace_common.rpc import Call
+from headrace_common.rpc_server import RpcServer
+from headrace_contracts.types.v1.types_pb2 import HashRecipe, ReplicaRef, TokenUsage
+from headrace_contracts.worker.v1 import worker_pb2 as pb
+from headrace_testing import byte_tokenizer
+
+DESCRIPTOR = pb.DESCRIPTOR.services_by_name["Worker"]
+MODEL = "smollm2-135m-instruct"
+FINGERPRINT = hashlib.sha256(b"headrace fake model 1").hexdigest()
+_WORDS = ("the", "water", "turns", "a", "wheel", "and", "grain", "flows", "past", "café", "水車")
+# Answer to (prompt ids, seed, choice): bytes; token i of the output is byte i, then the end token.
+Script = Callable[[list[int], int, int], bytes]
+
+
+def words(prompt: list[int], seed: int, choice_idx: int) -> bytes:
+    """Default script: sixteen words drawn by a hash of prompt, seed and choice."""
+    state = hashlib.blake2b(repr((prompt, seed, choice_idx)).encode(), digest_size=16).digest()
+    return " ".join(_WORDS[byte % len(_WORDS)] for byte in state).encode()
+
+
+def saying(text: str) -> Script:
+    """Script that always answers *text*."""
+    return lambda _prompt, _seed, _choice_idx: text.encode()
+
+
+@dataclass
+class Switches:
+    """What goes wrong, and how fast things go. Change at any time; running streams see it."""
+
+    # Time before each token.
+    delay_per_token_s: float = 0.0
+    # After this many tokens made by this worker for a request: the stream ends with ReplicaLost.
+    die_after_tokens: int | None = None
+    # After this many tokens: nothing comes any more, until the caller leaves.
+    hang_after_tokens: int | None = None
+    # Generate is refused with QueueFull.
+    refuse: bool = False
+    # Describe and WatchLoad say LOADING, Generate is refused.
+    loading: bool = False
+    # WatchLoad and Describe say STUCK.
+    stuck: bool = False
+
+
+@dataclass
+class _Choice:
+    """One choice under way: its script, what was made, what was sent."""
+
+    idx: int
+    script: bytes
+    made: list[int]
+    sent_chars: int = 0
+    finish: pb.FinishReason.ValueType = pb.FINISH_REASON_UNSPECIFIED
+
+
+@dataclass
+class FakeWorker:
+    """Worker servicer with scripted tokens.
+
+    Args:
+        worker_id: name in `ReplicaRef`.
+        incarnation: life number in `ReplicaRef`.
+        script: the answers.
+        model: served name.
+        context_tokens: prompt and output together.
+        max_requests: above this many running ones `Generate` is refused.
+    """
+
+    worker_id: str = "fake-1"
+    incarnation: int = 1
+    script: Script = words
+    model: str = MODEL
+    context_tokens: int = 4096
+    max_requests: int = 64
+    switches: Switches = field(default_factory=Switches)
+    # For tests to look at: every request taken, ids of running ones and of those cancelled.
+    requests: list[pb.GenerateRequest] = field(default_factory=list)
+    running: set[str] = field(default_factory=set)
+    cancelled: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._tokenizer_json = byte_tokenizer.tokenizer_json()
+        self._blocks: set[bytes] = set()
+        self._is_draining = False
+        self._moved = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._changed = asyncio.Event()
+
+    @property
+    def replica(self) -> ReplicaRef:
+        """This life of this worker."""
+        return ReplicaRef(worker_id=self.worker_id, incarnation=self.incarnation)
+
+    async def Generate(  # noqa: N802 - contract name
+        self, request: pb.GenerateRequest, _call: Call
+    ) -> AsyncIterator[pb.GenerateEvent]:
+        """Stream the scripted answer, one token per choice and event."""
+        self._admit(request)
+        self.requests.append(request)
+        self.running.add(request.request_id)
+        self._idle.clear()
+        self._changed.set()
+        try:
+            async for event in self._events(request):
+                yield event
+        except (asyncio.CancelledError, GeneratorExit):
+            self.cancelled.append(request.request_id)
+            raise
+        finally:
+            self.running.discard(request.request_id)
+            if not self.running:
+                self._idle.set()
+            self._changed.set()
+
+    async def Embed(self, _request: pb.EmbedRequest, _call: Call) -> pb.EmbedResponse:  # noqa: N802 - contract name
+        """Not offered."""
+        raise Unimplemented("This worker does not embed.")
+
+    async def Describe(self, _request: pb.DescribeRequest, _call: Call) -> pb.DescribeResponse:  # noqa: N802 - contract name
+        """Say what this worker is."""
+        return pb.DescribeResponse(
+            replica=self.replica,
+            state=self._state(),
+            models=[] if self.switches.loading else [self.card()],
+            kv_capacity_tokens=65536,
+            load_progress_ratio=0.5 if self.switches.loading else 1.0,
+            device="cpu",
+        )
+
+    async def FetchTokenizer(  # noqa: N802 - contract name
+        self, request: pb.FetchTokenizerRequest, _call: Call
+    ) -> AsyncIterator[pb.TokenizerChunk]:
+        """Send tokenizer.json in two chunks."""
+        if self.switches.loading or request.model != self.model:
+            raise ModelNotFound(f"Model {request.model!r} is not served here.", param="model")
+        half = len(self._tokenizer_json) // 2
+        for data in (self._tokenizer_json[:half], self._tokenizer_json[half:]):
+            yield pb.TokenizerChunk(data=data)
+
+    async def WatchLoad(  # noqa: N802 - contract name
+        self, request: pb.WatchLoadRequest, _call: Call
+    ) -> AsyncIterator[pb.LoadReport]:
+        """Report at once, at each change and at least every interval."""
+        while True:
+            self._changed.clear()
+            yield self._load()
+            try:
+                async with asyncio.timeout((request.interval_ms or 250) / 1000):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def Drain(self, request: pb.DrainRequest, _call: Call) -> pb.DrainResponse:  # noqa: N802 - contract name
+        """Stop admitting; wait for the running streams, then move them."""
+        before = len(self.running)
+        self._is_draining = True
+        self._changed.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(request.grace_ms / 1000):
+                await self._idle.wait()
+        moved = len(self.running)
+        self._moved.set()
+        return pb.DrainResponse(num_finished=before - moved, num_moved=moved)
+
+    async def ExportKv(self, _request: pb.ExportKvRequest, _call: Call) -> pb.KvTransferHandle:  # noqa: N802 - contract name
+        """Not offered."""
+        raise Unimplemented("This worker does not export KV blocks.")
+
+    async def ReleaseKv(self, _request: pb.ReleaseKvRequest, _call: Call) -> pb.ReleaseKvResponse:  # noqa: N802 - contract name
+        """No lease is ever given, so there is nothing to end."""
+        return pb.ReleaseKvResponse()
+
+    def card(self) -> pb.ModelCard:
+        """The model card: byte tokenizer, ChatML template."""
+        return pb.ModelCard(
+            model=self.model,
+            fingerprint=FINGERPRINT,
+            context_tokens=self.context_tokens,
+            vocab_size=byte_tokenizer.VOCAB_SIZE,
+            chat_template=byte_tokenizer.CHAT_TEMPLATE,
+            eos_token_ids=[byte_tokenizer.IM_END_ID, byte_tokenizer.END_OF_TEXT_ID],
+            bos_token_id=byte_tokenizer.IM_START_ID,
+            tokenizer_sha256=hashlib.sha256(self._tokenizer_json).hexdigest(),
+            recipe=HashRecipe(
+                algorithm=ALGORITHM,
+                block_size_tokens=BLOCK_SIZE_TOKENS,
+                model_fingerprint=FINGERPRINT,
+                self_test=self_test(FINGERPRINT, BLOCK_SIZE_TOKENS),
+            ),
+            special_tokens=byte_tokenizer.SPECIAL_TOKENS,
+            kv_bytes_per_token=1024,
+        )
+
+    def _admit(self, request: pb.GenerateRequest) -> None:
+        if self._is_draining or self.switches.loading:
+            raise ReplicaDraining("This worker takes no new requests.")
+        if self.switches.refuse or len(self.running) >= self.max_requests:
+            raise QueueFull("This worker's queue is full.", retry_after_s=1.0)
+        _validate(request, self.model, self.context_tokens)
+
+    def _state(self) -> pb.WorkerState.ValueType:
+        if self.switches.loading:
+            return pb.WORKER_STATE_LOADING
+        if self._is_draining:
+            return pb.WORKER_STATE_DRAINING
+        return pb.WORKER_STATE_STUCK if self.switches.stuck else pb.WORKER_STATE_READY
+
+    def _load(self) -> pb.LoadReport:
+        return pb.LoadReport(
+            replica=self.replica,
+            state=self._state(),
+            num_running=len(self.running),
+            kv_capacity_tokens=65536,
+            max_requests=self.max_requests,
+        )
+
+    async def _events(self, request: pb.GenerateRequest) -> AsyncIterator[pb.GenerateEvent]:
+        prompt = list(request.prompt_token_ids)
+        usage = TokenUsage(prompt_tokens=len(prompt), cached_gpu_tokens=self._reuse(request))
+        yield pb.GenerateEvent(started=pb.Started(replica=self.replica), usage=usage)
+        resumed = {r.choice_idx: list(r.output_token_ids) for r in request.resume}
+        choices = [
+            _Choice(idx, self.script(prompt, request.seed, idx), resumed.get(idx, []))
+            for idx in range(request.n or 1)
+        ]
+        for choice in choices:
+            choice.sent_chars = len(_visible_text(choice.made, request.stopping)[0])
+        made_here = 0
+        while live := [choice for choice in choices if not choice.finish]:
+            await self._pace(made_here)
+            deltas = [self._advance(choice, request) for choice in live]
+            made_here += len(deltas)
+            usage.output_tokens = sum(len(choice.made) for choice in choices)
+            event = pb.GenerateEvent(deltas=deltas, usage=usage)
+            if all(choice.finish for choice in choices):
+                event.timings.decode_s = 0.0
+            yield event
+
+    async def _pace(self, made: int) -> None:
+        switches = self.switches
+        await asyncio.sleep(switches.delay_per_token_s)
+        if self._moved.is_set():
+            raise ReplicaDraining("This worker is leaving.")
+        if switches.die_after_tokens is not None and made >= switches.die_after_tokens:
+            raise ReplicaLost("This worker died, as its test told it to.")
+        if switches.hang_after_tokens is not None and made >= switches.hang_after_tokens:
+            await asyncio.Event().wait()
+
+    def _advance(self, choice: _Choice, request: pb.GenerateRequest) -> pb.ChoiceDelta:
+        stopping, position = request.stopping, len(choice.made)
+        ended = position >= len(choice.script) and not stopping.ignore_eos
+        if ended and position >= stopping.min_tokens:
+            token_id = byte_tokenizer.IM_END_ID
+        else:
+            token_id = choice.script[position % len(choice.script)]
+        choice.made.append(token_id)
+        text, held, matched = _visible_text(choice.made, stopping)
+        is_end_token = token_id == byte_tokenizer.IM_END_ID or token_id in stopping.stop_token_ids
+        if matched or (is_end_token and len(choice.made) > stopping.min_tokens):
+            choice.finish = pb.FINISH_REASON_STOP
+        elif len(choice.made) >= stopping.max_tokens:
+            choice.finish = pb.FINISH_REASON_LENGTH
+        if choice.finish and not matched:
+            # At the end a cut character goes out as U+FFFD.
+            text += held + _whole_text(choice.made, "replace")[len(text + held) :]
+        delta = pb.ChoiceDelta(
+            choice_idx=choice.idx,
+            token_ids=[token_id],
+            text=text[choice.sent_chars :],
+            logprobs=_logprobs(token_id, request.logprobs),
+            finish_reason=choice.finish,
+            stop_matched=matched,
+        )
+        choice.sent_chars = max(choice.sent_chars, len(text))
+        return delta
+
+    def _reuse(self, request: pb.GenerateRequest) -> int:
+        """Return cached prompt tokens and remember this prompt's blocks."""
+        key = chain_key(FINGERPRINT, request.adapter, request.cache_salt)
+        hashes = chain(key, list(request.prompt_token_ids))
+        hits = 0
+        while hits < len(hashes) and hashes[hits] in self._blocks:
+            hits += 1
+        self._blocks.update(hashes)
+        if request.skip_prefix_cache:
+            return 0
+        last_full = (len(request.prompt_token_ids) - 1) // BLOCK_SIZE_TOKENS
+        return min(hits, last_full) * BLOCK_SIZE_TOKENS
+
+
+def _validate(request: pb.GenerateRequest, model: str, context_tokens: int) -> None:
+    if request.model != model:
+        raise ModelNotFound(f"Model {request.model!r} is not served here.", param="model")
+    if request.adapter:
+        raise ModelNotFound(f"Adapter {request.adapter!r} is not loaded.", param="adapter")
+    if not request.prompt_token_ids:
+        raise InvalidRequest("The prompt is empty.", param="prompt_token_ids")
+    if request.stopping.max_tokens < 1:
+        raise InvalidRequest("max_tokens must be at least 1.", param="stopping.max_tokens")
+    if any(i >= byte_tokenizer.VOCAB_SIZE for i in request.prompt_token_ids):
+        raise InvalidRequest("A token id is out of range.", param="prompt_token_ids")
+    if request.HasField("constraint"):
+        raise Unimplemented("Structured output is not offered by this worker.")
+    if request.HasField("kv_source"):
+        raise Unimplemented("This worker does not take KV blocks from others.")
+    if len(request.prompt_token_ids) >= context_tokens:
+        raise ContextTooLong(
+            f"The prompt has {len(request.prompt_token_ids)} tokens; "
+            f"prompt and output together may have {context_tokens}.",
+            param="prompt_token_ids",
+        )
+
+
+def _visible_text(token_ids: list[int], stopping: pb.Stopping) -> tuple[str, str, str]:
+    """Decode everything anew: (text that may go out, text held back, stop string found)."""
+    text = _whole_text(token_ids)
+    # Stop strings are looked for in what follows the first min_tokens tokens.
+    begin = len(_whole_text(token_ids[: stopping.min_tokens]))
+    found = [(at, stop) for stop in stopping.stop if (at := text.find(stop, begin)) >= 0]
+    if found:
+        at, stop = min(found)
+        return text[:at], "", stop
+    for start in range(begin, len(text)):
+        if any(stop.startswith(text[start:]) for stop in stopping.stop):
+            return text[:start], text[start:], ""
+    return text, "", ""
+
+
+def _whole_text(token_ids: list[int], errors: str = "ignore") -> str:
+    raw = bytes(i for i in token_ids if i < byte_tokenizer.END_OF_TEXT_ID)
+    return raw.decode("utf-8", errors=errors)
+
+
+def _logprobs(token_id: int, wanted: pb.LogprobOptions) -> list[pb.TokenLogprob]:
+    if not wanted.output:
+        return []
+    ranked = [token_id, *(i for i in range(32, 64) if i != token_id)][: wanted.top]
+    top = [
+        pb.TokenLogprob(token_id=i, token=_token_bytes(i), logprob=-0.5 - rank)
+        for rank, i in enumerate(ranked)
+    ]
+    return [pb.TokenLogprob(token_id=token_id, token=_token_bytes(token_id), logprob=-0.5, top=top)]
+
+
+def _token_bytes(token_id: int) -> bytes:
+    if token_id < byte_tokenizer.END_OF_TEXT_ID:
+        return bytes([token_id])
+    return ("<|endoftext|>", "<|im_start|>", "<|im_end|>")[token_id - 256].encode()
+
+
+class FakeWorkerServer:
+    """A fake worker behind a real `RpcServer` on a free port. Use as an async context manager."""
+
+    def __init__(self, worker: FakeWorker | None = None, address: str = "127.0.0.1:0") -> None:
+        self.worker = worker or FakeWorker()
+        self._server = RpcServer(address, [(DESCRIPTOR, self.worker)])
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"127.0.0.1:{self._server.port}"
+
+    async def kill(self) -> None:
+        """Cut all connections at once, as a SIGKILL would."""
+        await self._server.stop(0)
+
+    async def __aenter__(self) -> FakeWorkerServer:
+        await self._server.start()
+        await self._server.set_ready(True)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._server.stop(0)
