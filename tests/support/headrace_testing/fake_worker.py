@@ -344,9 +344,12 @@ def _visible_text(token_ids: list[int], stopping: pb.Stopping) -> tuple[str, str
     text = _whole_text(token_ids)
     # Stop strings are looked for in what follows the first min_tokens tokens.
     begin = len(_whole_text(token_ids[: stopping.min_tokens]))
-    found = [(at, stop) for stop in stopping.stop if (at := text.find(stop, begin)) >= 0]
+    # The one that ends first wins, so that it does not matter how text was cut into tokens.
+    found = [
+        (at + len(stop), at, stop) for stop in stopping.stop if (at := text.find(stop, begin)) >= 0
+    ]
     if found:
-        at, stop = min(found)
+        _, at, stop = min(found)
         return text[:at], "", stop
     for start in range(begin, len(text)):
         if any(stop.startswith(text[start:]) for stop in stopping.stop):
