@@ -1,6 +1,7 @@
 """Block pool: every block in exactly one place, leaves evicted first, no double free."""
 
 import pytest
+
 from headrace_worker.engine.block_pool import BlockPool, OutOfBlocks
 
 

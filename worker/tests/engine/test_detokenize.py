@@ -1,10 +1,13 @@
 """Detokenizer: whole characters, exact stop strings, nothing held longer than needed."""
 
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from headrace_testing import byte_tokenizer
 from headrace_worker.engine.detokenize import Detokenizer
 from headrace_worker.engine.token_table import TokenTable
-from hypothesis import given
-from hypothesis import strategies as st
 
 BYTES = TokenTable.from_json(byte_tokenizer.tokenizer_json())
 TEXTS = st.text(alphabet="abé水\U0001f9ea ", max_size=30)
@@ -14,7 +17,7 @@ STOPS = st.lists(st.text(alphabet="abé水", min_size=1, max_size=3), max_size=3
 def cut(data: bytes, borders: list[int]) -> TokenTable:
     """A table in which token i is the i-th part of *data*, cut at the borders."""
     at = sorted({0, len(data), *(b % (len(data) + 1) for b in borders)})
-    parts = [data[i:j] for i, j in zip(at, at[1:], strict=False)]
+    parts = [data[i:j] for i, j in itertools.pairwise(at)]
     return TokenTable(dict(enumerate(parts)), frozenset())
 
 

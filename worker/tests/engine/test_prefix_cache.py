@@ -1,12 +1,15 @@
 """Prefix cache against an oracle: what it matches is what was computed, chains stay whole."""
 
+import itertools
+
 import pytest
-from headrace_common.blocks import chain, chain_key
-from headrace_worker.engine.block_pool import OutOfBlocks
-from headrace_worker.engine.prefix_cache import PrefixCache
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from headrace_common.blocks import chain, chain_key
+from headrace_worker.engine.block_pool import OutOfBlocks
+from headrace_worker.engine.prefix_cache import PrefixCache
 
 SIZE = 2
 
@@ -113,7 +116,7 @@ class CacheMachine(RuleBasedStateMachine):
     def start(self, tenant, tokens):
         key = chain_key("m", "", tenant)
         hashes = chain(key, tokens, SIZE)
-        for parent, child in zip(hashes, hashes[1:], strict=False):
+        for parent, child in itertools.pairwise(hashes):
             self.parents[child] = parent
         for idx, block_id in enumerate(self.cache.match(hashes)):
             assert self.content[block_id] == (tenant, tuple(tokens[: (idx + 1) * SIZE]))

@@ -3,9 +3,10 @@
 import json
 
 import pytest
+from tokenizers import Tokenizer, decoders, models
+
 from headrace_testing import byte_tokenizer
 from headrace_worker.engine.token_table import TokenTable, UnknownTokenizer
-from tokenizers import Tokenizer, decoders, models
 
 
 def test_byte_level_tokens_are_their_bytes():
