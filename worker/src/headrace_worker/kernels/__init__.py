@@ -1,0 +1,1 @@
+"""The operations a model needs, and the one place that chooses between backends."""

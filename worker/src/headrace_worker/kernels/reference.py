@@ -1,0 +1,142 @@
+"""Plain-torch twins of every kernel: what each operation means, and the oracle of its tests.
+
+Shapes use the letters of the glossary: T tokens in the batch, H query heads, K KV heads, D head
+size, N blocks, S block size. All of it is float32 on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+
+
+@dataclass(frozen=True)
+class DecodeGroup:
+    """Rows of one token each, of similar length, computed together.
+
+    Attributes:
+        token_idx: (B,) place of each row's token in the flat batch.
+        block_ids: (B * M,) block tables padded to M blocks with block 0, row after row.
+        bias: (B, 1, 1, M * S) 0 where a row sees a slot, -inf where not.
+    """
+
+    token_idx: torch.Tensor
+    block_ids: torch.Tensor
+    bias: torch.Tensor
+
+
+@dataclass(frozen=True)
+class PrefillRow:
+    """A run of several tokens of one row.
+
+    Attributes:
+        start: first token in the flat batch.
+        end: one past the last.
+        context_tokens: tokens of the row once these are in, so its last token sees that many.
+        block_ids: (ceil(context_tokens / S),) the row's blocks.
+    """
+
+    start: int
+    end: int
+    context_tokens: int
+    block_ids: torch.Tensor
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Who attends to what in one step; the same for all layers.
+
+    Attributes:
+        slots: (T,) slot that each token's key and value go to.
+        decode: groups of one-token rows.
+        prefill: rows of several tokens.
+    """
+
+    slots: torch.Tensor
+    decode: Sequence[DecodeGroup]
+    prefill: Sequence[PrefillRow]
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Divide each row by its root mean square and scale (arXiv 1910.07467). x: (T, E)."""
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """Return silu(gate) * up of (T, 2F) holding both side by side; (T, F)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
+def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate the pairs (i, i + D/2) of every head (arXiv 2104.09864, half-split layout).
+
+    Args:
+        x: (T, heads, D).
+        cos: (T, 1, D) cosines, both halves alike.
+        sin: (T, 1, D).
+    """
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def write_kv(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slots: torch.Tensor) -> None:
+    """Put keys and values (T, K, D) into their slots of one layer's pool kv: (2, N, S, K, D)."""
+    flat = kv.view(2, -1, *kv.shape[3:])
+    flat[0].index_copy_(0, slots, k)
+    flat[1].index_copy_(0, slots, v)
+
+
+def paged_attention(q: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
+    """Causal grouped-query attention of a ragged batch over paged KV.
+
+    The batch's own keys and values must have been written before. A masked slot may hold anything
+    finite.
+
+    Args:
+        q: (T, H, D), rotated.
+        kv: (2, N, S, K, D), one layer's pool.
+        plan: rows and blocks.
+
+    Returns:
+        (T, H, D).
+    """
+    out = torch.empty_like(q)
+    for group in plan.decode:
+        out[group.token_idx] = _attend_decode(q[group.token_idx], kv, group)
+    for row in plan.prefill:
+        out[row.start : row.end] = _attend_prefill(q[row.start : row.end], kv, row)
+    return out
+
+
+def _attend_decode(q: torch.Tensor, kv: torch.Tensor, group: DecodeGroup) -> torch.Tensor:
+    num_rows, num_heads, head_dim = q.shape
+    num_kv_heads = kv.shape[3]
+    k, v = (_gather(pool, group.block_ids, num_rows) for pool in kv)
+    # The query heads that share a KV head become the "queries" of that head: no copy of K and V.
+    grouped = q.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=group.bias)
+    return out.reshape(num_rows, num_heads, head_dim)
+
+
+def _attend_prefill(q: torch.Tensor, kv: torch.Tensor, row: PrefillRow) -> torch.Tensor:
+    num_new = row.end - row.start
+    k, v = (_gather(pool, row.block_ids, 1)[:, :, : row.context_tokens] for pool in kv)
+    queries = q.transpose(0, 1).unsqueeze(0)
+    if num_new == row.context_tokens:
+        out = F.scaled_dot_product_attention(queries, k, v, is_causal=True, enable_gqa=True)
+    else:
+        first = row.context_tokens - num_new
+        seen = torch.ones(num_new, row.context_tokens, dtype=torch.bool).tril(diagonal=first)
+        out = F.scaled_dot_product_attention(queries, k, v, attn_mask=seen, enable_gqa=True)
+    return out.squeeze(0).transpose(0, 1)
+
+
+def _gather(pool: torch.Tensor, block_ids: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Collect blocks of (N, S, K, D) as (rows, K, tokens, D), a view of one contiguous copy."""
+    num_kv_heads, head_dim = pool.shape[2:]
+    blocks = pool.index_select(0, block_ids)
+    return blocks.view(num_rows, -1, num_kv_heads, head_dim).transpose(1, 2)

@@ -1,0 +1,113 @@
+"""The folder that `headrace_worker.prepare` makes once and every later start maps into memory.
+
+::
+
+    headrace_model.json    format, config, fingerprint, special tokens, sizes of the other files
+    model.safetensors      float32, fused matrices, one entry per key of `weights.tensor_plan`
+    tokenizer.json
+    chat_template.jinja    empty if the model has none
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from safetensors import safe_open
+
+from headrace_worker.model.config import ModelConfig
+from headrace_worker.model.info import ModelInfo
+from headrace_worker.model.weights import LoadedModel, assemble
+
+# Raised when files of an older layout must be made anew.
+FORMAT = 1
+MANIFEST = "headrace_model.json"
+WEIGHTS = "model.safetensors"
+TOKENIZER = "tokenizer.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+_KV_BYTES_PER_VALUE = 4
+# Rows start on cache lines.
+_ALIGNMENT_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Content of headrace_model.json beside format and file sizes."""
+
+    config: ModelConfig
+    fingerprint: str
+    special_tokens: Mapping[str, str]
+    created_unix_s: int
+
+    def write(self, folder: Path) -> None:
+        """Write it, last of all files, with the sizes of the others."""
+        files = (WEIGHTS, TOKENIZER, CHAT_TEMPLATE)
+        values = {
+            "format": FORMAT,
+            "fingerprint": self.fingerprint,
+            "created_unix_s": self.created_unix_s,
+            "special_tokens": dict(self.special_tokens),
+            "config": self.config.to_json(),
+            "file_bytes": {name: (folder / name).stat().st_size for name in files},
+        }
+        (folder / MANIFEST).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def is_complete(folder: Path) -> bool:
+    """Say whether *folder* is a prepared model of the current format with all its files."""
+    try:
+        values = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        sizes = values["file_bytes"].items()
+        return values["format"] == FORMAT and all(
+            (folder / name).stat().st_size == size for name, size in sizes
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def load_prepared_folder(folder: Path) -> LoadedModel:
+    """Map a prepared folder into memory."""
+    values = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    config = ModelConfig.from_json(values["config"])
+    with safe_open(folder / WEIGHTS, framework="pt") as opened:
+        weights = assemble(config, opened.get_tensor)
+    info = ModelInfo(
+        fingerprint=values["fingerprint"],
+        context_tokens=config.context_tokens,
+        vocab_size=config.vocab_size,
+        chat_template=(folder / CHAT_TEMPLATE).read_text(encoding="utf-8"),
+        eos_token_ids=config.eos_token_ids,
+        bos_token_id=config.bos_token_id,
+        add_bos=config.add_bos,
+        tokenizer_json=(folder / TOKENIZER).read_bytes(),
+        special_tokens=values["special_tokens"],
+        kv_bytes_per_token=config.kv_values_per_token * _KV_BYTES_PER_VALUE,
+        created_unix_s=values["created_unix_s"],
+    )
+    return LoadedModel(config, weights, info)
+
+
+def write_safetensors_header(file: BinaryIO, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> None:
+    """Write the header of a safetensors file whose float32 tensors follow in this order.
+
+    Streaming the tensors after it keeps memory at one tensor, where the library wants them all.
+    """
+    entries: dict[str, Any] = {}
+    offset = 0
+    for name, shape in shapes:
+        end = offset + 4 * _product(shape)
+        entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-(len(header) + 8) % _ALIGNMENT_BYTES)
+    file.write(len(header).to_bytes(8, "little") + header)
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total

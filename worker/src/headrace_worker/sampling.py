@@ -1,0 +1,263 @@
+"""From logits to tokens: penalties, bias, masks, truncation, and the choice itself.
+
+Order: repetition penalty (arXiv 1909.05858, section 4.1), frequency and presence penalty, logit
+bias, allowed and forbidden ids; then the greedy choice, or temperature, top-k, top-p (arXiv 1904.09751),
+min-p (arXiv 2407.01082) and a draw.
+
+Randomness is counter-based: the draw for an output token is a function of (seed, choice_idx,
+position) alone, see `uniform`. It picks the token by inverting the distribution function over token
+ids in ascending order. So a row's token does not depend on its batch, and a stream that moves to
+another worker goes on as if it had stayed.
+
+Log probabilities are those of the raw logits, before any step above: they say what the model
+thinks, whatever the sampler was told, and so compare between requests (as vLLM does by default).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from headrace_common.errors import InvalidRequest
+
+# Lower values are written instead of minus infinity and NaN: JSON knows neither.
+MIN_LOGPROB = -1e9
+# Below this, dividing by the temperature says nothing more than "the best".
+GREEDY_TEMPERATURE = 1e-5
+# Top-p looks at this many candidates before it sorts the whole vocabulary.
+_FIRST_CANDIDATES = 512
+_UNIFORM_BITS = 53
+_NO_COUNTS: Mapping[int, int] = {}
+_NO_BIAS: Mapping[int, float] = {}
+
+
+@dataclass(frozen=True)
+class SampleSpec:
+    """How one row is sampled. Off values are the defaults; 0 is also off for top_p and penalties.
+
+    Attributes:
+        temperature: 0 = greedy; of equal logits the lowest id wins.
+        top_p: keep the likeliest tokens that together reach this probability.
+        top_k: keep this many likeliest tokens.
+        min_p: keep tokens at least this likely relative to the likeliest.
+        frequency_penalty: subtracted per occurrence in the output so far.
+        presence_penalty: subtracted once for a token in the output so far.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or
+            output.
+        output_counts: occurrences by id in the output so far; read only with penalties.
+        prompt_counts: occurrences by id in the prompt; read only with a repetition penalty.
+        logit_bias: added to the logits, by id.
+        allowed_token_ids: the only ids that may come; empty = all.
+        forbidden_token_ids: ids that may not come (end tokens before min_tokens). Ignored where
+            nothing else would be left.
+        seed: of the request, 64 bits.
+        choice_idx: which of the request's choices.
+        position: output tokens of the choice before this one, those before a resume included.
+        num_top_logprobs: None = no log probabilities; 0 = of the chosen token only.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    output_counts: Mapping[int, int] = field(default_factory=lambda: _NO_COUNTS)
+    prompt_counts: Mapping[int, int] = field(default_factory=lambda: _NO_COUNTS)
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: _NO_BIAS)
+    allowed_token_ids: Sequence[int] = ()
+    forbidden_token_ids: Sequence[int] = ()
+    seed: int = 0
+    choice_idx: int = 0
+    position: int = 0
+    num_top_logprobs: int | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        """The likeliest token is taken."""
+        return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def changes_logits(self) -> bool:
+        """Something besides temperature and truncation applies."""
+        return bool(
+            self.frequency_penalty
+            or self.presence_penalty
+            or self.repetition_penalty not in (0.0, 1.0)
+            or self.logit_bias
+            or self.allowed_token_ids
+            or self.forbidden_token_ids
+        )
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The token of one row.
+
+    Attributes:
+        token_id: the choice.
+        logprob: its log probability, finite; None if not asked for.
+        top: likeliest tokens with their log probabilities, likeliest first.
+    """
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def check_token_ids(spec: SampleSpec, vocab_size: int) -> None:
+    """Refuse ids that the model does not have; call it once when a request comes in.
+
+    Raises:
+        InvalidRequest: an id of the bias or of the allowed ids is out of range.
+    """
+    for name, ids in (
+        ("logit_bias", spec.logit_bias),
+        ("allowed_token_ids", spec.allowed_token_ids),
+    ):
+        wrong = [token_id for token_id in ids if not 0 <= token_id < vocab_size]
+        if wrong:
+            raise InvalidRequest(
+                f"{name} names token {wrong[0]}, but the model has {vocab_size} tokens", param=name
+            )
+
+
+def uniform(seed: int, choice_idx: int, position: int) -> float:
+    """Return the draw in [0, 1) of one output token.
+
+    BLAKE2b (RFC 7693) of the three as little-endian uint64, uint32, uint64, personalised with
+    "headrace-sample1"; the top 53 bits of its first 8 bytes as a fraction.
+    """
+    packed = struct.pack("<QIQ", seed & (2**64 - 1), choice_idx, position)
+    digest = hashlib.blake2b(packed, digest_size=8, person=b"headrace-sample1").digest()
+    return float(int.from_bytes(digest, "little") >> (64 - _UNIFORM_BITS)) / 2.0**_UNIFORM_BITS
+
+
+@torch.inference_mode()
+def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[Sampled]:
+    """Choose one token per row.
+
+    Args:
+        logits: (R, V) float32; not changed.
+        specs: one per row; ids in them must be in range, see `check_token_ids`.
+
+    Returns:
+        One result per row.
+    """
+    adjusted = _adjusted(logits, specs)
+    chosen = adjusted.argmax(dim=-1).tolist()
+    random_rows = [i for i, spec in enumerate(specs) if not spec.is_greedy]
+    for row_idx in random_rows:
+        chosen[row_idx] = _draw(adjusted[row_idx], specs[row_idx])
+    results = [Sampled(token_id) for token_id in chosen]
+    for row_idx, spec in enumerate(specs):
+        if spec.num_top_logprobs is not None:
+            results[row_idx] = _with_logprobs(
+                logits[row_idx], chosen[row_idx], spec.num_top_logprobs
+            )
+    return results
+
+
+def token_logprobs(logits: torch.Tensor, token_ids: Sequence[int], num_top: int) -> list[Sampled]:
+    """Return the log probabilities of given tokens, e.g. of a prompt; logits: (R, V)."""
+    return [
+        _with_logprobs(row, token_id, num_top)
+        for row, token_id in zip(logits, token_ids, strict=True)
+    ]
+
+
+def _with_logprobs(row: torch.Tensor, token_id: int, num_top: int) -> Sampled:
+    logprobs = torch.nan_to_num(row.log_softmax(dim=-1), nan=MIN_LOGPROB, neginf=MIN_LOGPROB)
+    logprobs.clamp_(min=MIN_LOGPROB)
+    values, ids = logprobs.topk(min(num_top, len(row)))
+    top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return Sampled(token_id, float(logprobs[token_id]), top)
+
+
+def _adjusted(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
+    """Apply penalties, bias and masks to a copy, or return the logits where there is nothing to."""
+    changed = [i for i, spec in enumerate(specs) if spec.changes_logits]
+    if not changed:
+        return logits
+    adjusted = logits.clone()
+    for row_idx in changed:
+        _penalise(adjusted[row_idx], specs[row_idx])
+        _mask(adjusted[row_idx], specs[row_idx])
+    return adjusted
+
+
+def _penalise(row: torch.Tensor, spec: SampleSpec) -> None:
+    repetition = spec.repetition_penalty
+    if repetition not in (0.0, 1.0):
+        seen = torch.tensor([*{*spec.prompt_counts, *spec.output_counts}], dtype=torch.int64)
+        values = row[seen]
+        row[seen] = torch.where(values > 0, values / repetition, values * repetition)
+    if spec.output_counts and (spec.frequency_penalty or spec.presence_penalty):
+        ids = torch.tensor([*spec.output_counts], dtype=torch.int64)
+        counts = torch.tensor([*spec.output_counts.values()], dtype=torch.float32)
+        row[ids] -= spec.frequency_penalty * counts + spec.presence_penalty
+    if spec.logit_bias:
+        ids = torch.tensor([*spec.logit_bias], dtype=torch.int64)
+        row[ids] += torch.tensor([*spec.logit_bias.values()], dtype=torch.float32)
+
+
+def _mask(row: torch.Tensor, spec: SampleSpec) -> None:
+    if spec.allowed_token_ids:
+        allowed = torch.tensor([*spec.allowed_token_ids], dtype=torch.int64)
+        kept = row[allowed]
+        row.fill_(float("-inf"))
+        row[allowed] = kept
+    forbidden = {*spec.forbidden_token_ids}
+    candidates = {*spec.allowed_token_ids} if spec.allowed_token_ids else range(len(row))
+    if forbidden and len(forbidden.intersection(candidates)) < len(candidates):
+        row[torch.tensor([*forbidden], dtype=torch.int64)] = float("-inf")
+
+
+def _draw(row: torch.Tensor, spec: SampleSpec) -> int:
+    probs = ((row - row.max()) / spec.temperature).softmax(dim=-1)
+    ids = _kept_ids(probs, spec)
+    if ids is not None:
+        probs = probs[ids]
+    cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
+    target = uniform(spec.seed, spec.choice_idx, spec.position) * float(cumulative[-1])
+    # The first place whose cumulated probability exceeds the target; a token of probability 0 adds
+    # nothing and is passed over.
+    place = int(torch.searchsorted(cumulative, target, right=True))
+    place = min(place, len(cumulative) - 1)
+    return place if ids is None else int(ids[place])
+
+
+def _kept_ids(probs: torch.Tensor, spec: SampleSpec) -> torch.Tensor | None:
+    """Return the ids, ascending, that truncation leaves; None = all."""
+    has_top_p = 0.0 < spec.top_p < 1.0
+    if not (spec.top_k or has_top_p or spec.min_p):
+        return None
+    values, ids = _likeliest(probs, spec, has_top_p=has_top_p)
+    keep = torch.ones(len(values), dtype=torch.bool)
+    if has_top_p:
+        # Top-p counts within what top-k left.
+        total = float(values.sum(dtype=torch.float64)) if spec.top_k else 1.0
+        before = values.cumsum(dim=-1, dtype=torch.float64) - values
+        keep &= before < spec.top_p * total
+    if spec.min_p:
+        keep &= values >= spec.min_p * values[0]
+    keep[0] = True
+    return ids[keep].sort().values
+
+
+def _likeliest(
+    probs: torch.Tensor, spec: SampleSpec, *, has_top_p: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return candidates, likeliest first: as few as decide the truncation."""
+    if spec.top_k:
+        return probs.topk(min(spec.top_k, len(probs)))
+    values, ids = probs.topk(min(_FIRST_CANDIDATES, len(probs)))
+    is_enough = (has_top_p and float(values.sum(dtype=torch.float64)) >= spec.top_p) or float(
+        values[-1]
+    ) < spec.min_p * float(values[0])
+    return (values, ids) if is_enough else probs.sort(descending=True)
