@@ -1,0 +1,235 @@
+"""From usage events to double-entry bookings: pure, so that a recount is the same code again.
+
+A request's life in the books::
+
+    (nothing) --OPENED--> open --CLOSED--> captured (amount > 0) or voided (amount 0)
+    (nothing) --CLOSED--------------------> captured or voided; a later OPENED is only kept
+
+Booking depends on one event at a time and each (request_id, kind) is booked once, so the order in
+which events arrive and how often they come change nothing. What a CLOSED owes goes to the tenant's
+receivable account and, split by class of tokens, from the model's revenue accounts: the postings of
+an entry sum to zero. Nothing is ever changed; corrections are entries of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from headrace_billing.key_rules import is_clean_text
+from headrace_billing.prices import (
+    Amounts,
+    BadUsageError,
+    NoPriceError,
+    PriceBook,
+    price_usage,
+    uncached_tokens,
+)
+from headrace_contracts.types.v1.types_pb2 import TokenUsage
+from headrace_contracts.usage.v1 import usage_pb2
+from headrace_contracts.usage.v1.usage_pb2 import UsageEvent, WorkerUsage
+
+OPENED = UsageEvent.KIND_OPENED
+CLOSED = UsageEvent.KIND_CLOSED
+# A million USD for one request is a mistake in the counts, not a bill.
+MAX_AMOUNT_NANO_USD = 10**15
+MAX_UNIX_US = 253_402_300_799_999_999
+_MAX_ID_CHARS = 128
+
+
+class BadEventError(Exception):
+    """An event that can never be booked; the text says why."""
+
+
+@dataclass(frozen=True)
+class Posting:
+    """One side of an entry. Positive = debit. Nano-USD."""
+
+    account: str
+    amount_nano_usd: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The one terminal entry of a request."""
+
+    request_id: str
+    amount_nano_usd: int
+    postings: tuple[Posting, ...]
+
+    @property
+    def kind(self) -> str:
+        """`captured` if something is owed, else `voided`."""
+        return "captured" if self.amount_nano_usd else "voided"
+
+
+@dataclass(frozen=True)
+class Booking:
+    """An event as it goes into the books."""
+
+    # As booked: price version settled, usage replaced by the witness's where nobody closed it.
+    event: UsageEvent
+    # None for OPENED.
+    entry: Entry | None
+    # The gateway computed another amount than the ledger.
+    is_mismatch: bool = False
+
+    @property
+    def amount_nano_usd(self) -> int:
+        """What the request owes; 0 while it is open."""
+        return self.entry.amount_nano_usd if self.entry else 0
+
+
+def book(event: UsageEvent, prices: PriceBook, witness: TokenUsage | None = None) -> Booking:
+    """Turn an event into its booking.
+
+    Args:
+        event: as delivered; not changed.
+        prices: all price rows known.
+        witness: the worker's count of this request, used if nobody closed the request properly.
+
+    Raises:
+        BadEventError: it can never be booked.
+    """
+    check_event(event)
+    booked = UsageEvent()
+    booked.CopyFrom(event)
+    # 0 = the gateway did not say. Written down, so that a later price cannot change a recount.
+    booked.price_version = min(event.price_version or prices.version, prices.version)
+    is_swept = event.ending == usage_pb2.ENDING_SWEPT
+    if event.kind == CLOSED and is_swept and witness is not None and _is_consistent(witness):
+        booked.usage.CopyFrom(witness)
+        booked.estimated = False
+    amounts = _price(booked, prices)
+    if event.kind == OPENED:
+        return Booking(booked, None)
+    entry = _entry(booked, amounts)
+    mismatch = not is_swept and event.amount_nano_usd != entry.amount_nano_usd
+    return Booking(booked, entry, mismatch)
+
+
+def check_event(event: UsageEvent) -> None:
+    """Check that an event says what an event must say.
+
+    Raises:
+        BadEventError: it does not.
+    """
+    if event.kind not in (OPENED, CLOSED):
+        raise BadEventError(f"kind {event.kind} is neither OPENED nor CLOSED")
+    for name in ("request_id", "tenant_id", "model"):
+        if not getattr(event, name):
+            raise BadEventError(f"{name} is empty")
+    for name in ("request_id", "tenant_id", "project_id", "key_id", "model"):
+        if not is_clean_text(getattr(event, name), _MAX_ID_CHARS):
+            raise BadEventError(f"{name} is too long or holds control characters")
+    for name in ("occurred_unix_us", "deadline_unix_us"):
+        if getattr(event, name) > MAX_UNIX_US:
+            raise BadEventError(f"{name} lies after the year 9999")
+    if not _is_consistent(event.usage):
+        raise BadEventError("token counts contradict one another: a part exceeds its whole")
+
+
+def best_witness(usages: Iterable[WorkerUsage]) -> TokenUsage | None:
+    """Return the fullest of the workers' counts; counts are cumulative over resumes."""
+    best = max(
+        usages,
+        key=lambda it: (it.usage.output_tokens, it.usage.prompt_tokens, it.occurred_unix_us),
+        default=None,
+    )
+    return best.usage if best is not None else None
+
+
+def swept(opened: UsageEvent, now_unix_us: int) -> UsageEvent:
+    """Return the CLOSED for a request that nobody closed; its usage is for the witness to say."""
+    return UsageEvent(
+        kind=CLOSED,
+        request_id=opened.request_id,
+        tenant_id=opened.tenant_id,
+        project_id=opened.project_id,
+        key_id=opened.key_id,
+        model=opened.model,
+        price_version=opened.price_version,
+        price_tier=opened.price_tier,
+        occurred_unix_us=now_unix_us,
+        ending=usage_pb2.ENDING_SWEPT,
+        estimated=True,
+        duration_s=max(0, now_unix_us - opened.occurred_unix_us) / 1e6,
+        endpoint=opened.endpoint,
+        streaming=opened.streaming,
+    )
+
+
+def admitted_unix_s(event: UsageEvent) -> int:
+    """Return when the request was admitted, which is when its price was fixed.
+
+    A CLOSED says it by its own time and duration, so that booking needs no other event.
+    """
+    admitted_us = event.occurred_unix_us
+    if event.kind == CLOSED and 0 < event.duration_s * 1e6 < event.occurred_unix_us:
+        admitted_us -= round(event.duration_s * 1e6)
+    return admitted_us // 1_000_000
+
+
+@dataclass
+class Recount:
+    """The books as the events alone make them. Feed events as booked, each once, in any order."""
+
+    prices: PriceBook
+    balances: dict[str, int] = field(default_factory=dict)
+    entries: dict[str, Entry] = field(default_factory=dict)
+    opened: set[str] = field(default_factory=set)
+
+    def add(self, event: UsageEvent) -> Booking:
+        """Book one more event.
+
+        Raises:
+            BadEventError: it can never have been booked.
+        """
+        booking = book(event, self.prices)
+        if booking.entry is None:
+            self.opened.add(event.request_id)
+            return booking
+        self.entries[event.request_id] = booking.entry
+        for posting in booking.entry.postings:
+            before = self.balances.get(posting.account, 0)
+            self.balances[posting.account] = before + posting.amount_nano_usd
+        return booking
+
+    @property
+    def open_requests(self) -> set[str]:
+        """Requests that were opened and not closed."""
+        return self.opened - self.entries.keys()
+
+
+def _is_consistent(usage: TokenUsage) -> bool:
+    try:
+        uncached_tokens(usage)
+    except BadUsageError:
+        return False
+    return usage.reasoning_tokens <= usage.output_tokens
+
+
+def _price(event: UsageEvent, prices: PriceBook) -> Amounts:
+    try:
+        row = prices.find(
+            event.model, event.price_tier, event.price_version, admitted_unix_s(event)
+        )
+    except NoPriceError as error:
+        raise BadEventError(str(error)) from error
+    amounts = price_usage(event.usage, row)
+    if amounts.total_nano_usd > MAX_AMOUNT_NANO_USD:
+        raise BadEventError(f"{amounts.total_nano_usd} nano-USD for one request is not plausible")
+    return amounts
+
+
+def _entry(event: UsageEvent, amounts: Amounts) -> Entry:
+    total = amounts.total_nano_usd
+    revenue = (
+        ("input", amounts.input_nano_usd),
+        ("cached_input", amounts.cached_input_nano_usd),
+        ("cache_write", amounts.cache_write_nano_usd),
+        ("output", amounts.output_nano_usd),
+    )
+    postings = [Posting(f"receivable:{event.tenant_id}", total)]
+    postings += [Posting(f"revenue:{event.model}:{name}", -amount) for name, amount in revenue]
+    return Entry(event.request_id, total, tuple(p for p in postings if p.amount_nano_usd))

@@ -1,0 +1,163 @@
+"""What a request costs: pure integer arithmetic over immutable price rows.
+
+Every row carries the version of the price table that brought it. A request is priced by the table
+as it was when the request was admitted: rows of later versions are not seen, of the others the newest
+that was in effect at that moment wins. So a price set today never touches a request under way.
+
+Choice of the row, first match wins: (model, tier), (model, standard), ("default", tier),
+("default", standard).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headrace_contracts.billing.v1 import billing_pb2
+from headrace_contracts.types.v1.types_pb2 import TokenUsage
+from headrace_contracts.usage.v1 import usage_pb2
+
+DEFAULT_MODEL = "default"
+STANDARD = usage_pb2.PRICE_TIER_STANDARD
+# 1 USD per token. With 32-bit token counts every amount stays inside a signed 64-bit integer.
+MAX_NANO_USD_PER_TOKEN = 1_000_000_000
+
+
+class NoPriceError(Exception):
+    """No price row applies."""
+
+
+class BadUsageError(Exception):
+    """Token counts that contradict one another."""
+
+
+@dataclass(frozen=True)
+class PriceRow:
+    """One immutable row of the price table. Prices are nano-USD per token."""
+
+    model: str
+    tier: int
+    effective_from_unix_s: int
+    # 0 = open.
+    effective_to_unix_s: int
+    input_nano_usd: int
+    cached_input_nano_usd: int
+    cache_write_nano_usd: int
+    output_nano_usd: int
+    version: int
+
+    def in_effect(self, at_unix_s: int) -> bool:
+        """Tell whether the row holds at *at_unix_s*."""
+        if at_unix_s < self.effective_from_unix_s:
+            return False
+        return self.effective_to_unix_s == 0 or at_unix_s < self.effective_to_unix_s
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """What each class of tokens costs. Nano-USD."""
+
+    input_nano_usd: int
+    cached_input_nano_usd: int
+    cache_write_nano_usd: int
+    output_nano_usd: int
+
+    @property
+    def total_nano_usd(self) -> int:
+        """The sum: what the customer owes."""
+        return (
+            self.input_nano_usd
+            + self.cached_input_nano_usd
+            + self.cache_write_nano_usd
+            + self.output_nano_usd
+        )
+
+
+def standard_tier(tier: int) -> int:
+    """Return *tier*, an unspecified one read as standard."""
+    return tier or STANDARD
+
+
+def cached_tokens(usage: TokenUsage) -> int:
+    """Return the prompt tokens whose KV was reused, from any tier."""
+    return usage.cached_gpu_tokens + usage.cached_cpu_tokens + usage.cached_disk_tokens
+
+
+def uncached_tokens(usage: TokenUsage) -> int:
+    """Return the prompt tokens that were neither reused nor written to a paid cache.
+
+    Raises:
+        BadUsageError: the parts exceed the whole.
+    """
+    rest = usage.prompt_tokens - cached_tokens(usage) - usage.cache_write_tokens
+    if rest < 0:
+        raise BadUsageError(
+            f"cached {cached_tokens(usage)} + cache write {usage.cache_write_tokens} exceed "
+            f"the prompt's {usage.prompt_tokens} tokens"
+        )
+    return rest
+
+
+def price_usage(usage: TokenUsage, row: PriceRow) -> Amounts:
+    """Price token counts by one row. The four classes are disjoint: no token is paid for twice.
+
+    Raises:
+        BadUsageError: the counts contradict one another.
+    """
+    return Amounts(
+        input_nano_usd=uncached_tokens(usage) * row.input_nano_usd,
+        cached_input_nano_usd=cached_tokens(usage) * row.cached_input_nano_usd,
+        cache_write_nano_usd=usage.cache_write_tokens * row.cache_write_nano_usd,
+        output_nano_usd=usage.output_tokens * row.output_nano_usd,
+    )
+
+
+class PriceBook:
+    """All price rows, searchable. Immutable."""
+
+    def __init__(self, rows: Iterable[PriceRow]) -> None:
+        self.rows = tuple(sorted(rows, key=lambda row: row.version))
+        self._by_name: dict[tuple[str, int], list[PriceRow]] = {}
+        for row in self.rows:
+            self._by_name.setdefault((row.model, row.tier), []).append(row)
+
+    @property
+    def version(self) -> int:
+        """The newest version; 0 = no prices at all."""
+        return self.rows[-1].version if self.rows else 0
+
+    def find(self, model: str, tier: int, version: int, at_unix_s: int) -> PriceRow:
+        """Return the row that prices a request admitted at *at_unix_s* under table *version*.
+
+        Raises:
+            NoPriceError: nothing applies.
+        """
+        tier = standard_tier(tier)
+        for name in (model, DEFAULT_MODEL):
+            for wanted in (tier, STANDARD):
+                for row in reversed(self._by_name.get((name, wanted), [])):
+                    if row.version <= version and row.in_effect(at_unix_s):
+                        return row
+        raise NoPriceError(f"no price for model {model!r} in version {version} at {at_unix_s}")
+
+
+def row_to_proto(row: PriceRow) -> billing_pb2.Price:
+    """Render a row as its contract message."""
+    return billing_pb2.Price(
+        model=row.model,
+        tier=usage_pb2.PriceTier.ValueType(row.tier),
+        effective_from_unix_s=row.effective_from_unix_s,
+        effective_to_unix_s=row.effective_to_unix_s,
+        input_nano_usd=row.input_nano_usd,
+        cached_input_nano_usd=row.cached_input_nano_usd,
+        cache_write_nano_usd=row.cache_write_nano_usd,
+        output_nano_usd=row.output_nano_usd,
+        version=row.version,
+    )
+
+
+def table_to_proto(book: PriceBook) -> billing_pb2.PriceTable:
+    """Render the whole table."""
+    return billing_pb2.PriceTable(
+        version=book.version, prices=[row_to_proto(row) for row in book.rows]
+    )
