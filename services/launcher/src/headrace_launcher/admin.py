@@ -1,0 +1,230 @@
+"""``headrace keys``, ``usage`` and ``ledger``: they ask the billing service of a running fleet."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from headrace_common.errors import HeadraceError
+from headrace_common.money import nano_usd_from_text, usd_text
+from headrace_contracts.billing.v1 import billing_pb2 as pb
+from headrace_contracts.ratelimit.v1 import ratelimit_pb2
+from headrace_contracts.usage.v1 import usage_pb2
+from headrace_launcher.billing_client import BillingClient, open_billing
+from headrace_launcher.display import say
+from headrace_launcher.fleet import run_until_done
+from headrace_launcher.settings import LauncherSettings
+from headrace_launcher.state_dir import StateDir
+
+EXIT_OK, EXIT_FAILED, EXIT_NOT_RUNNING = 0, 1, 3
+Command = Callable[[BillingClient, Namespace], Awaitable[int]]
+
+_ENDING_STATUS = {
+    usage_pb2.ENDING_COMPLETED: "completed",
+    usage_pb2.ENDING_CLIENT_GONE: "cancelled",
+    usage_pb2.ENDING_OUTPUT_BLOCKED: "blocked",
+    usage_pb2.ENDING_FAILED: "failed",
+    usage_pb2.ENDING_DEADLINE: "failed",
+    usage_pb2.ENDING_SWEPT: "swept",
+}
+
+
+def with_billing(command: Command) -> Callable[[LauncherSettings, Namespace], int]:
+    """Wrap a command so that it gets billing's client, and its errors become sentences."""
+
+    def run(settings: LauncherSettings, args: Namespace) -> int:
+        try:
+            address = billing_address(StateDir(settings.state_dir))
+        except LookupError as error:
+            say(str(error))
+            return EXIT_NOT_RUNNING
+        return run_until_done(_call(command, address, args))
+
+    return run
+
+
+async def _call(command: Command, address: str, args: Namespace) -> int:
+    async with open_billing(address) as client:
+        try:
+            return await command(client, args)
+        except HeadraceError as error:
+            say(f"billing at {address}: {error.public_message}")
+            return EXIT_FAILED
+
+
+def billing_address(state_dir: StateDir) -> str:
+    """Find billing in the running fleet of a state directory.
+
+    Raises:
+        LookupError: none runs; the message says what to do.
+    """
+    try:
+        view = state_dir.running_view()
+    except ValueError as error:
+        raise LookupError(f"{state_dir.fleet_json}: {error}") from error
+    billing = view.child("billing") if view is not None else None
+    if billing is None:
+        raise LookupError(
+            f"no fleet runs with state directory {state_dir.path}. "
+            f"Start one with `headrace up`, or name another directory with --state-dir"
+        )
+    return billing.address
+
+
+async def create_key(client: BillingClient, args: Namespace) -> int:
+    """``headrace keys create``."""
+    answer = await client.create_key(key_from_arguments(args))
+    if args.json:
+        print(json.dumps({"api_key": answer.api_key, "key_id": answer.key.key_id}))
+    else:
+        print(f"{answer.api_key}\n(key id {answer.key.key_id}; the key is not shown again)")
+    return EXIT_OK
+
+
+def key_from_arguments(args: Namespace) -> pb.Key:
+    """Build the wanted key; limits that were not given stay absent."""
+    limits = ratelimit_pb2.Limits(
+        requests_per_minute=args.requests_per_minute or 0,
+        tokens_per_minute=args.tokens_per_minute or 0,
+        max_concurrent=args.max_concurrent or 0,
+    )
+    if args.budget_usd is not None:
+        limits.month_budget_nano_usd = args.budget_usd
+    return pb.Key(
+        tenant_id=args.tenant,
+        name=args.name,
+        allowed_models=args.models,
+        limits=limits,
+        guard_policy=args.guard_policy,
+        guard_blocklist=args.guard_block,
+    )
+
+
+async def list_keys(client: BillingClient, args: Namespace) -> int:
+    """``headrace keys list``."""
+    keys = await client.list_keys(args.tenant or "")
+    if args.json:
+        print(json.dumps({"keys": [key_json(key) for key in keys]}, indent=2))
+        return EXIT_OK
+    print(f"{'key id':<32} {'tenant':<16} {'name':<20} {'begins with':<14} state")
+    for key in keys:
+        state = "revoked" if key.revoked_unix_s else "live"
+        print(f"{key.key_id:<32} {key.tenant_id:<16} {key.name:<20} {key.prefix:<14} {state}")
+    return EXIT_OK
+
+
+async def revoke_key(client: BillingClient, args: Namespace) -> int:
+    """``headrace keys revoke``."""
+    key = await client.revoke_key(args.key_id)
+    print(f"revoked {key.key_id} ({key.tenant_id}/{key.name})")
+    return EXIT_OK
+
+
+async def usage(client: BillingClient, args: Namespace) -> int:
+    """``headrace usage``."""
+    records = [record_json(record) for record in await client.usage(args.key)]
+    total = sum(record["amount_nano_usd"] for record in records)
+    if args.json:
+        body = {"records": records, "total_nano_usd": total, "total_usd": usd_text(total)}
+        print(json.dumps(body, indent=2))
+        return EXIT_OK
+    print(f"{'request':<32} {'status':<10} {'prompt':>8} {'cached':>8} {'output':>8}  USD")
+    for record in records:
+        counts = (record[f"{kind}_tokens"] for kind in ("prompt", "cached", "completion"))
+        cells = " ".join(f"{count:>8}" for count in counts)
+        status = record["status"]
+        print(f"{record['request_id']:<32} {status:<10} {cells}  {record['amount_usd']}")
+    print(f"{len(records)} requests, {usd_text(total)} USD")
+    return EXIT_OK
+
+
+async def verify_ledger(client: BillingClient, args: Namespace) -> int:
+    """``headrace ledger verify``: exit code 0 only if the books are right."""
+    answer = await client.verify()
+    if args.json:
+        print(json.dumps(verify_json(answer), indent=2))
+    else:
+        print(
+            f"{'right' if answer.ok else 'WRONG'}: {answer.num_events} events, "
+            f"{answer.num_entries} entries, {answer.num_open} open, "
+            f"{answer.num_dead_letters} dead letters, postings sum to "
+            f"{answer.postings_sum_nano_usd} nano-USD"
+        )
+        for problem in answer.problems:
+            print(f"  {problem}")
+    return EXIT_OK if answer.ok else EXIT_FAILED
+
+
+def key_json(key: pb.Key) -> dict[str, Any]:  # Any: JSON values
+    """Render a key for ``--json``; times as ISO 8601, null where there is none."""
+    limits = {descriptor.name: value for descriptor, value in key.limits.ListFields()}
+    return {
+        "key_id": key.key_id,
+        "tenant": key.tenant_id,
+        "project": key.project_id,
+        "name": key.name,
+        "prefix": key.prefix,
+        "models": list(key.allowed_models),
+        "limits": limits,
+        "guard_policy": key.guard_policy,
+        "guard_block": list(key.guard_blocklist),
+        "created": _iso(key.created_unix_s),
+        "expires": _iso(key.expires_unix_s),
+        "revoked": _iso(key.revoked_unix_s),
+    }
+
+
+def record_json(record: pb.UsageRecord) -> dict[str, Any]:  # Any: JSON values
+    """Render one request's usage for ``--json``; the names in it are stable."""
+    event, tokens = record.event, record.event.usage
+    status = _ENDING_STATUS.get(event.ending, "failed") if record.closed else "open"
+    cached = tokens.cached_gpu_tokens + tokens.cached_cpu_tokens + tokens.cached_disk_tokens
+    return {
+        "request_id": event.request_id,
+        "tenant": event.tenant_id,
+        "key_id": event.key_id,
+        "model": event.model,
+        "endpoint": event.endpoint,
+        "streaming": event.streaming,
+        "status": status,
+        "prompt_tokens": tokens.prompt_tokens,
+        "cached_tokens": cached,
+        "completion_tokens": tokens.output_tokens,
+        "estimated": event.estimated,
+        "amount_nano_usd": record.amount_nano_usd,
+        "amount_usd": usd_text(record.amount_nano_usd),
+        "price_version": event.price_version,
+        "occurred": _iso(event.occurred_unix_us / 1e6),
+        "ttft_s": event.ttft_s,
+        "duration_s": event.duration_s,
+        "replicas": [replica.worker_id for replica in event.replicas],
+    }
+
+
+def verify_json(answer: pb.VerifyResponse) -> dict[str, Any]:  # Any: JSON values
+    """Render billing's verdict on its books for ``--json``."""
+    return {
+        "ok": answer.ok,
+        "num_events": answer.num_events,
+        "num_entries": answer.num_entries,
+        "num_open": answer.num_open,
+        "num_dead_letters": answer.num_dead_letters,
+        "postings_sum_nano_usd": answer.postings_sum_nano_usd,
+        "problems": list(answer.problems),
+    }
+
+
+def usd_argument(text: str) -> int:
+    """Parse ``--budget-usd``: exact, in nano-USD.
+
+    Raises:
+        ValueError: not an amount.
+    """
+    return nano_usd_from_text(text)
+
+
+def _iso(unix_s: float) -> str | None:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat() if unix_s else None

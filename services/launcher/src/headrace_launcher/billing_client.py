@@ -1,0 +1,87 @@
+"""The commands' way to billing: plain calls, one channel per command."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from headrace_common import rpc
+from headrace_contracts.billing.v1 import billing_pb2 as pb
+
+_ADMIN = pb.DESCRIPTOR.services_by_name["Admin"]
+_LEDGER = pb.DESCRIPTOR.services_by_name["Ledger"]
+_CREATE_TENANT = rpc.method_ref(_ADMIN, "CreateTenant", pb.CreateTenantRequest, pb.Tenant)
+_CREATE_KEY = rpc.method_ref(_ADMIN, "CreateKey", pb.CreateKeyRequest, pb.CreateKeyResponse)
+_LIST_KEYS = rpc.method_ref(_ADMIN, "ListKeys", pb.ListKeysRequest, pb.ListKeysResponse)
+_REVOKE_KEY = rpc.method_ref(_ADMIN, "RevokeKey", pb.RevokeKeyRequest, pb.Key)
+_LIST_USAGE = rpc.method_ref(_LEDGER, "ListUsage", pb.ListUsageRequest, pb.ListUsageResponse)
+_VERIFY = rpc.method_ref(_LEDGER, "Verify", pb.VerifyRequest, pb.VerifyResponse)
+
+_TIMEOUT_S = 15.0
+_VERIFY_TIMEOUT_S = 600.0  # recounts every event
+_PAGE_RECORDS = 1000
+
+Req = TypeVar("Req", bound=Message)
+Res = TypeVar("Res", bound=Message)
+
+
+class BillingClient:
+    """Billing's Admin and Ledger services. Every method raises `HeadraceError` as billing does."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+
+    async def create_tenant(self, tenant_id: str) -> pb.Tenant:
+        """Create a tenant; an existing one is returned."""
+        request = pb.CreateTenantRequest(tenant_id=tenant_id, name=tenant_id)
+        return await self._call(_CREATE_TENANT, request)
+
+    async def create_key(self, key: pb.Key) -> pb.CreateKeyResponse:
+        """Create an API key; only this answer ever holds it."""
+        return await self._call(_CREATE_KEY, pb.CreateKeyRequest(key=key))
+
+    async def list_keys(self, tenant_id: str = "") -> list[pb.Key]:
+        """List the keys of a tenant, or all."""
+        answer = await self._call(_LIST_KEYS, pb.ListKeysRequest(tenant_id=tenant_id))
+        return list(answer.keys)
+
+    async def revoke_key(self, key_id: str) -> pb.Key:
+        """Revoke a key."""
+        return await self._call(_REVOKE_KEY, pb.RevokeKeyRequest(key_id=key_id))
+
+    async def usage(self, key_id: str) -> list[pb.UsageRecord]:
+        """Fetch every usage record of a key, page by page, oldest first."""
+        records: list[pb.UsageRecord] = []
+        after = ""
+        while True:
+            request = pb.ListUsageRequest(
+                key_id=key_id, limit=_PAGE_RECORDS, after_request_id=after
+            )
+            page = (await self._call(_LIST_USAGE, request)).records
+            records.extend(page)
+            if len(page) < _PAGE_RECORDS:
+                return records
+            after = page[-1].event.request_id
+
+    async def verify(self) -> pb.VerifyResponse:
+        """Let billing recount its books."""
+        return await self._call(_VERIFY, pb.VerifyRequest(), _VERIFY_TIMEOUT_S)
+
+    async def _call(
+        self, method: rpc.MethodRef[Req, Res], request: Req, timeout_s: float = _TIMEOUT_S
+    ) -> Res:
+        return await rpc.call_unary(self._channel, method, request, timeout_s)
+
+
+@asynccontextmanager
+async def open_billing(address: str) -> AsyncIterator[BillingClient]:
+    """Connect to billing for the length of a block."""
+    channel = rpc.open_channel(address)
+    try:
+        yield BillingClient(channel)
+    finally:
+        await channel.close()

@@ -1,0 +1,228 @@
+"""One fleet from start to end: model, children, first key, and ``fleet.json`` all along."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from headrace_common.errors import HeadraceError
+from headrace_common.lifecycle import cancel_and_wait
+from headrace_launcher import model_fetch, model_prepare, programs
+from headrace_launcher.billing_client import open_billing
+from headrace_launcher.child_state import ChildState, RestartPolicy
+from headrace_launcher.display import Display
+from headrace_launcher.first_key import FirstKey, ensure_first_key
+from headrace_launcher.fleet_view import ChildView, FleetState, FleetView, Role
+from headrace_launcher.log_file import rotate
+from headrace_launcher.model_fetch import ModelError
+from headrace_launcher.plan import ChildSpec, FleetOptions, num_ports, plan_fleet
+from headrace_launcher.ports import free_ports
+from headrace_launcher.preflight import PreflightError, explain_os_error
+from headrace_launcher.process import Spawner, StartError
+from headrace_launcher.settings import LauncherSettings, child_environment
+from headrace_launcher.state_dir import StateDir, own_identity
+from headrace_launcher.supervisor import Supervisor
+from headrace_launcher.worker_progress import loading_progress
+
+_SHOW_INTERVAL_S = 0.1
+
+OnRunning = Callable[[FleetView, FirstKey], None]
+
+
+class FleetError(Exception):
+    """The fleet could not start or had to stop; the message says why."""
+
+
+class Fleet:
+    """Runs a fleet in this process. The state directory must be checked and locked.
+
+    Args:
+        settings: what the fleet is made of.
+        state_dir: where it keeps its things.
+        display: sees every change.
+    """
+
+    def __init__(self, settings: LauncherSettings, state_dir: StateDir, display: Display) -> None:
+        self._settings, self._state_dir, self._display = settings, state_dir, display
+        pid, created_s = own_identity()
+        self._view = FleetView(
+            state=FleetState.STARTING,
+            pid=pid,
+            pid_created_s=created_s,
+            base_url=f"http://{settings.host}:{settings.port}",
+            model=settings.model_name,
+            state_dir=str(state_dir.path),
+        )
+        self._model_step = ChildView("model", Role.STEP, ChildState.STARTING.value)
+        self._supervisor: Supervisor | None = None
+        self._dirty = asyncio.Event()
+
+    async def run(self, stopping: asyncio.Event, on_running: OnRunning) -> None:
+        """Start everything, tell *on_running*, and stop everything when *stopping* is set.
+
+        Raises:
+            FleetError: it did not come up, or a child kept crashing. Nothing runs any more.
+        """
+        shower = asyncio.create_task(self._show_changes())
+        message = ""
+        try:
+            async with Spawner([self._state_dir.lock_descriptor()]) as spawner:
+                message = await self._start_and_wait(spawner, stopping, on_running)
+                self._view.state = FleetState.STOPPING
+                self._dirty.set()
+                if self._supervisor is not None:
+                    await self._supervisor.stop()
+        finally:
+            await cancel_and_wait(shower)
+            self._view.state = FleetState.FAILED if message else FleetState.STOPPED
+            self._view.message = message
+            self._show()
+        if message:
+            raise FleetError(message)
+
+    async def _start_and_wait(
+        self, spawner: Spawner, stopping: asyncio.Event, on_running: OnRunning
+    ) -> str:
+        """Return why the fleet must stop; empty if it was asked to."""
+        work = asyncio.create_task(self._start(spawner, on_running))
+        stop = asyncio.create_task(stopping.wait())
+        await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            await cancel_and_wait(work, stop)
+            return ""
+        try:
+            supervisor = await work
+        except FleetError as error:
+            await cancel_and_wait(stop)
+            return str(error)
+        failed = asyncio.create_task(supervisor.failed.wait())
+        await asyncio.wait([failed, stop], return_when=asyncio.FIRST_COMPLETED)
+        await cancel_and_wait(failed, stop)
+        return supervisor.failure
+
+    async def _start(self, spawner: Spawner, on_running: OnRunning) -> Supervisor:
+        try:
+            specs = await self._plan(spawner)
+        except (ModelError, PreflightError, StartError, programs.ProgramMissingError) as error:
+            self._model_step.state = ChildState.FAILED.value
+            raise FleetError(str(error)) from error
+        for spec in specs:
+            rotate(self._state_dir.log_of(spec.name))
+        self._supervisor = Supervisor(
+            specs,
+            self._state_dir,
+            child_environment(),
+            spawner,
+            self._dirty.set,
+            RestartPolicy(self._settings.max_crashes, self._settings.crash_window_s),
+            loading_progress,
+        )
+        self._supervisor.start()
+        await self._supervisor.wait_ready()
+        if self._supervisor.failed.is_set():
+            raise FleetError(self._supervisor.failure)
+        key = await self._first_key()
+        self._view.state = FleetState.RUNNING
+        self._show()
+        on_running(self._view, key)
+        return self._supervisor
+
+    async def _plan(self, spawner: Spawner) -> list[ChildSpec]:
+        settings = self._settings
+        valkey, kafka = programs.valkey_server(), programs.kafka_broker()
+        model = await fetch_model(settings, spawner, self._report)
+        log = self._state_dir.log_of("model")
+        prepared = await model_prepare.prepare_model(
+            model, settings.cache_dir, log, spawner, child_environment(), self._report
+        )
+        self._model_step.state = ChildState.READY.value
+        self._report(None, model.name)
+        options = FleetOptions(
+            state_dir=self._state_dir.path,
+            host=settings.host,
+            port=settings.port,
+            num_workers=settings.workers,
+            model_path=prepared,
+            model_name=settings.model_name,
+            valkey_server=valkey,
+            kafka_broker=kafka,
+            redis_url=settings.redis_url,
+            kafka_bootstrap=settings.kafka_bootstrap,
+            database_url=settings.database_url,
+            drain_grace_s=settings.drain_grace_s,
+            num_cpus=os.cpu_count() or 1,
+        )
+        return plan_fleet(options, free_ports(num_ports(options)))
+
+    async def _first_key(self) -> FirstKey:
+        self._collect()
+        try:
+            return await first_key_of(self._view, self._state_dir)
+        except HeadraceError as error:
+            raise FleetError(f"billing did not make the first key: {error}") from error
+        except OSError as error:
+            raise FleetError(explain_os_error(error, self._state_dir.first_key)) from error
+
+    def _report(self, ratio: float | None, detail: str) -> None:
+        self._model_step.progress_ratio, self._model_step.detail = ratio, detail
+        self._dirty.set()
+
+    async def _show_changes(self) -> None:
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            self._show()
+            await asyncio.sleep(_SHOW_INTERVAL_S)
+
+    def _show(self) -> None:
+        self._collect()
+        with contextlib.suppress(OSError):  # a full disk must not end a fleet that runs
+            self._state_dir.write_view(self._view)
+        self._display.update(self._view)
+
+    def _collect(self) -> None:
+        children = self._supervisor.views() if self._supervisor is not None else []
+        self._view.children = [self._model_step, *children]
+
+
+async def fetch_model(
+    settings: LauncherSettings, spawner: Spawner, report: model_fetch.Report
+) -> Path:
+    """Return the model that the settings name; the default one is fetched if need be.
+
+    Raises:
+        ModelError: it does not exist or cannot be had.
+    """
+    if settings.model is not None:
+        model = settings.model.expanduser().absolute()
+        if not model.exists():
+            raise ModelError(f"there is no model at {model}: a GGUF file or Hugging Face folder")
+        return model
+    models = settings.cache_dir / "models"
+    source = model_fetch.SMOLLM2
+    return await model_fetch.ensure_model(models, source, spawner, child_environment(), report)
+
+
+async def first_key_of(view: FleetView, state_dir: StateDir) -> FirstKey:
+    """Make or find the first key of a running fleet.
+
+    Raises:
+        HeadraceError: billing refuses or does not answer.
+        OSError: the key's file cannot be read or written.
+    """
+    billing = view.child("billing")
+    async with open_billing(billing.address if billing else "") as client:
+        return await ensure_first_key(client, state_dir.first_key)
+
+
+def run_until_done(main: Coroutine[Any, Any, int]) -> int:  # Any: the coroutine's own send types
+    """Run a command's coroutine.
+
+    On asyncio's own loop: it starts children by vfork, which is safe beside gRPC's threads;
+    uvloop's fork is not.
+    """
+    return asyncio.run(main)

@@ -1,0 +1,226 @@
+"""What a fleet is made of: pure, from options and free ports to the list of processes to run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from headrace_launcher.fleet_view import Role
+
+_SERVICE_START_S = 60.0
+_WORKER_START_S = 600.0  # a big model, a cold disk
+_STORE_STOP_S = 10.0
+_STOP_MARGIN_S = 5.0
+
+
+class ProbeKind(StrEnum):
+    """How a child is asked whether it is ready."""
+
+    HTTP = "http"
+    REDIS = "redis"
+    KAFKA = "kafka"
+
+
+@dataclass(frozen=True)
+class FleetOptions:
+    """What an operator chooses, resolved: programs exist, the model is prepared."""
+
+    state_dir: Path
+    host: str
+    port: int
+    num_workers: int
+    model_path: Path
+    model_name: str
+    valkey_server: Path
+    kafka_broker: Path
+    redis_url: str = ""
+    kafka_bootstrap: str = ""
+    database_url: str = ""
+    drain_grace_s: float = 20.0
+    num_cpus: int = 1
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    """One process: how to start it, how to know it is ready, when to start and when to stop it."""
+
+    name: str
+    role: Role
+    argv: tuple[str, ...]
+    address: str
+    probe: ProbeKind
+    # Children that must be ready before this one starts.
+    needs: tuple[str, ...]
+    # Lower stages are stopped first; those of one stage together.
+    stop_stage: int
+    metrics_address: str = ""
+    # Wins over the environment / only fills gaps in it.
+    environment: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    start_timeout_s: float = _SERVICE_START_S
+    stop_grace_s: float = _STORE_STOP_S
+
+    @property
+    def shows_loading(self) -> bool:
+        """Whether it can be asked how far it has loaded."""
+        return self.role is Role.WORKER
+
+
+# Order of start; the stores come before, workers after the router, the gateway last.
+_SERVICES = ("billing", "cache-index", "router", "guard", "ratelimit")
+_STOP_STAGE = {
+    "gateway": 0, "worker": 1, "router": 2, "guard": 2, "ratelimit": 2, "cache-index": 2,
+    "billing": 3, "kafka": 4, "valkey": 4,
+}  # fmt: skip
+
+
+def num_ports(options: FleetOptions) -> int:
+    """Return how many inner ports the fleet may need."""
+    return 2 + 2 * len(_SERVICES) + 2 * options.num_workers + 1
+
+
+def plan_fleet(options: FleetOptions, ports: list[int]) -> list[ChildSpec]:
+    """List the children in the order in which they start.
+
+    Args:
+        options: the choices.
+        ports: free ports on the loopback address, at least `num_ports` of them.
+    """
+    return _Planner(options, ports).children()
+
+
+class _Planner:
+    def __init__(self, options: FleetOptions, ports: list[int]) -> None:
+        self._options = options
+        inner = iter(f"127.0.0.1:{port}" for port in ports)
+        self._valkey, self._kafka = next(inner), next(inner)
+        self._address = {name: next(inner) for name in _SERVICES}
+        self._workers = [(next(inner), next(inner)) for _ in range(options.num_workers)]
+        self._metrics = {name: next(inner) for name in (*_SERVICES, "gateway")}
+        self._address["gateway"] = f"{options.host}:{options.port}"
+        self._redis_url = options.redis_url or f"redis://{self._valkey}/0"
+        self._bootstrap = options.kafka_bootstrap or self._kafka
+
+    def children(self) -> list[ChildSpec]:
+        stores = [
+            *([] if self._options.redis_url else [self._valkey_server()]),
+            *([] if self._options.kafka_bootstrap else [self._kafka_broker()]),
+        ]
+        store_names = tuple(store.name for store in stores)
+        services = [self._service(name, store_names) for name in _SERVICES]
+        workers = [self._worker(idx, store_names) for idx in range(len(self._workers))]
+        return [*stores, *services, *workers, self._service("gateway", _SERVICES)]
+
+    def _valkey_server(self) -> ChildSpec:
+        host, _, port = self._valkey.rpartition(":")
+        argv = (
+            str(self._options.valkey_server), "--bind", host, "--port", port,
+            "--dir", str(self._options.state_dir / "valkey"), "--appendonly", "yes",
+            "--appendfsync", "everysec", "--save", "", "--daemonize", "no",
+        )  # fmt: skip
+        return self._store("valkey", argv, self._valkey, ProbeKind.REDIS)
+
+    def _kafka_broker(self) -> ChildSpec:
+        url = f"tcp://{self._kafka}"
+        argv = (
+            str(self._options.kafka_broker), "broker", "--listener-url", url,
+            "--advertised-listener-url", url, "--storage-engine", "memory://tansu/",
+        )  # fmt: skip
+        return self._store("kafka", argv, self._kafka, ProbeKind.KAFKA)
+
+    def _store(self, name: str, argv: tuple[str, ...], address: str, probe: ProbeKind) -> ChildSpec:
+        return ChildSpec(
+            name=name,
+            role=Role.STORE,
+            argv=argv,
+            address=address,
+            probe=probe,
+            needs=(),
+            stop_stage=_STOP_STAGE[name],
+        )
+
+    def _service(self, name: str, needs: tuple[str, ...]) -> ChildSpec:
+        prefix = f"HEADRACE_{name.replace('-', '_').upper()}_"
+        own = {
+            "LISTEN": self._address[name],
+            "METRICS_LISTEN": self._metrics[name],
+            **self._wiring(name),
+        }
+        return ChildSpec(
+            name=name,
+            role=Role.SERVICE,
+            argv=_module(name),
+            address=self._address[name],
+            metrics_address=self._metrics[name],
+            probe=ProbeKind.HTTP,
+            needs=needs,
+            stop_stage=_STOP_STAGE[name],
+            environment={prefix + key: value for key, value in own.items()},
+            defaults=self._common_defaults(prefix),
+            stop_grace_s=self._options.drain_grace_s + _STOP_MARGIN_S,
+        )
+
+    def _wiring(self, name: str) -> dict[str, str]:
+        state_dir = self._options.state_dir
+        match name:
+            case "gateway":
+                peers = ("router", "guard", "ratelimit", "billing")
+                addresses = {f"{peer.upper()}_ADDRESS": self._address[peer] for peer in peers}
+                outbox = str(state_dir / "outbox")
+                return {**addresses, "KAFKA_BOOTSTRAP": self._bootstrap, "OUTBOX_DIR": outbox}
+            case "router":
+                workers = ",".join(address for address, _ in self._workers)
+                return {"REDIS_URL": self._redis_url, "WORKERS": workers}
+            case "cache-index" | "ratelimit":
+                return {"REDIS_URL": self._redis_url}
+            case "billing":
+                url = self._options.database_url or f"sqlite:///{state_dir / 'billing.sqlite3'}"
+                return {"DATABASE_URL": url, "KAFKA_BOOTSTRAP": self._bootstrap}
+            case _:
+                return {}
+
+    def _worker(self, idx: int, needs: tuple[str, ...]) -> ChildSpec:
+        address, metrics_address = self._workers[idx]
+        name, prefix = f"worker-{idx + 1}", "HEADRACE_WORKER_"
+        own = {
+            "LISTEN": address,
+            "METRICS_LISTEN": metrics_address,
+            "WORKER_ID": name,
+            "MODEL_PATH": str(self._options.model_path),
+            "MODEL_NAME": self._options.model_name,
+            "CACHE_INDEX_ADDRESS": self._address["cache-index"],
+            "KAFKA_BOOTSTRAP": self._bootstrap,
+        }
+        num_threads = str(max(1, self._options.num_cpus // len(self._workers)))
+        return ChildSpec(
+            name=name,
+            role=Role.WORKER,
+            argv=_module("worker"),
+            address=address,
+            metrics_address=metrics_address,
+            probe=ProbeKind.HTTP,
+            needs=needs,
+            stop_stage=_STOP_STAGE["worker"],
+            environment={prefix + key: value for key, value in own.items()},
+            defaults={
+                **self._common_defaults(prefix),
+                "HEADRACE_WORKER_NUM_THREADS": num_threads,
+                "OMP_NUM_THREADS": num_threads,
+            },
+            start_timeout_s=_WORKER_START_S,
+            stop_grace_s=self._options.drain_grace_s + _STOP_MARGIN_S,
+        )
+
+    def _common_defaults(self, prefix: str) -> dict[str, str]:
+        return {
+            prefix + "DRAIN_GRACE_S": str(self._options.drain_grace_s),
+            "HEADRACE_TELEMETRY_TRACE_DIR": str(self._options.state_dir / "traces"),
+            "HEADRACE_TELEMETRY_SAMPLE_RATIO": "1",
+        }
+
+
+def _module(name: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", f"headrace_{name.replace('-', '_')}")

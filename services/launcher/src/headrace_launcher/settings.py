@@ -1,0 +1,70 @@
+"""Settings of the command `headrace`, and the only place where it reads the environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from headrace_common.settings import ServiceSettings, config
+
+
+class LauncherSettings(ServiceSettings):
+    """Where a fleet keeps its things and what it is made of. Command-line options win."""
+
+    prefix: ClassVar[str] = "HEADRACE_LAUNCHER_"
+    model_config = config(prefix)
+
+    state_dir: Path = Field(
+        default_factory=lambda: _xdg("XDG_STATE_HOME", ".local/state") / "headrace",
+        description="Ledger, outbox, logs. Default ${XDG_STATE_HOME:-~/.local/state}/headrace.",
+    )
+    cache_dir: Path = Field(
+        default_factory=lambda: _xdg("XDG_CACHE_HOME", ".cache") / "headrace",
+        description="Models. Default ${XDG_CACHE_HOME:-~/.cache}/headrace.",
+    )
+    host: str = Field(
+        "127.0.0.1", pattern=r"^[^\s:]+$", description="Address of the public API; a name or IPv4."
+    )
+    port: int = Field(8080, ge=1, le=65535, description="Port of the public API.")
+    workers: int = Field(2, ge=1, le=64, description="Number of engine workers.")
+    model: Path | None = Field(
+        None,
+        description="GGUF file or Hugging Face folder; unset = SmolLM2-135M-Instruct, fetched.",
+    )
+    model_name: str = Field(
+        "smollm2-135m-instruct",
+        pattern=r"^[A-Za-z0-9._/-]{1,128}$",
+        description="Name under which the model is served.",
+    )
+    redis_url: str = Field(
+        "", description="Redis to use, e.g. redis://host:6379/0; empty = start valkey-server."
+    )
+    kafka_bootstrap: str = Field(
+        "", description="Kafka to use, host:port; empty = start the embedded broker."
+    )
+    database_url: str = Field(
+        "", description="SQLAlchemy URL of the ledger; empty = SQLite in the state directory."
+    )
+    drain_grace_s: float = Field(
+        20.0, ge=0, le=3600, description="Time for running streams to finish at the end. Seconds."
+    )
+    max_crashes: int = Field(
+        5,
+        ge=1,
+        le=1000,
+        description="A child that crashes this often in the window ends the fleet.",
+    )
+    crash_window_s: float = Field(60.0, gt=0, le=86_400, description="The window. Seconds.")
+
+
+def child_environment() -> dict[str, str]:
+    """Return a copy of the environment for a child, without the launcher's own settings."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(LauncherSettings.prefix)}
+
+
+def _xdg(variable: str, fallback: str) -> Path:
+    value = os.environ.get(variable, "")
+    return Path(value) if Path(value).is_absolute() else Path.home() / fallback

@@ -1,0 +1,188 @@
+"""``headrace up``, ``down`` and ``status``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from typing import Any
+
+import psutil
+
+from headrace_common.errors import HeadraceError
+from headrace_common.lifecycle import Lifecycle
+from headrace_launcher.display import make_display, say, status_text
+from headrace_launcher.first_key import FirstKey
+from headrace_launcher.fleet import Fleet, FleetError, first_key_of, run_until_done
+from headrace_launcher.fleet_view import FleetState, FleetView, public_status
+from headrace_launcher.log_file import last_lines, rotate
+from headrace_launcher.preflight import (
+    Endpoint,
+    PreflightError,
+    check_port,
+    check_reachable,
+    check_state_dir,
+)
+from headrace_launcher.settings import LauncherSettings
+from headrace_launcher.state_dir import StateDir, StateDirBusyError, supervisor_of
+from headrace_launcher.welcome import welcome
+
+EXIT_OK, EXIT_FAILED, EXIT_NOT_RUNNING = 0, 1, 3
+_POLL_S = 0.1
+
+
+def up(settings: LauncherSettings, args: Namespace) -> int:
+    """Start a fleet, in the foreground or (``--detach``) in a process of its own."""
+    state_dir = StateDir(settings.state_dir)
+    try:
+        _check(settings, state_dir)
+        if args.detach:
+            state_dir.unlock()
+            return _Detached(state_dir, args.own_arguments).start()
+        return run_until_done(_run_here(settings, state_dir, is_background=args.background))
+    except (PreflightError, StateDirBusyError) as error:
+        say(str(error))
+        return EXIT_FAILED
+    finally:
+        state_dir.unlock()
+
+
+def _check(settings: LauncherSettings, state_dir: StateDir) -> None:
+    check_state_dir(state_dir)
+    state_dir.lock()
+    check_port(Endpoint(settings.host, settings.port))
+    if settings.redis_url:
+        check_reachable(settings.redis_url, "Redis", "HEADRACE_LAUNCHER_REDIS_URL")
+    if settings.kafka_bootstrap:
+        check_reachable(settings.kafka_bootstrap, "Kafka", "HEADRACE_LAUNCHER_KAFKA_BOOTSTRAP")
+
+
+async def _run_here(settings: LauncherSettings, state_dir: StateDir, *, is_background: bool) -> int:
+    lifecycle = Lifecycle()
+    lifecycle.install_signals()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lifecycle.stopping.set)
+    display = make_display(sys.stdout)
+
+    def on_running(view: FleetView, key: FirstKey) -> None:
+        display.close()
+        # The log of a background fleet is no place for a key; its starter prints it.
+        text = "running" if is_background else welcome(view, key, detached=False)
+        print(text, flush=True)
+
+    try:
+        await Fleet(settings, state_dir, display).run(lifecycle.stopping, on_running)
+    except FleetError as error:
+        display.close()
+        say(str(error))
+        return EXIT_FAILED
+    display.close()
+    print("Headrace has stopped; nothing is left running.", flush=True)
+    return EXIT_OK
+
+
+class _Detached:
+    """Starts a supervisor in a session of its own; watches until the fleet runs or has failed."""
+
+    def __init__(self, state_dir: StateDir, arguments: list[str]) -> None:
+        self._state_dir, self._arguments = state_dir, arguments
+        self._log = state_dir.log_of("supervisor")
+
+    def start(self) -> int:
+        rotate(self._log)
+        with self._log.open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "headrace_launcher", *self._arguments, "--background"],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        try:
+            return self._watch(process)
+        except KeyboardInterrupt:
+            say("stopping the fleet that was being started")
+            process.terminate()
+            process.wait()
+            return EXIT_FAILED
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> int:
+        display = make_display(sys.stdout)
+        view = None
+        try:
+            while process.poll() is None:
+                view = self._view_of(process.pid)
+                if view is not None:
+                    display.update(view)
+                    if view.state is FleetState.RUNNING:
+                        break
+                time.sleep(_POLL_S)
+        finally:
+            display.close()
+        if view is None or view.state is not FleetState.RUNNING or process.poll() is not None:
+            tail = last_lines(self._log, 20)
+            say("\n".join(["the fleet did not start", *tail, f"(whole log: {self._log})"]))
+            return EXIT_FAILED
+        try:
+            key = asyncio.run(first_key_of(view, self._state_dir))
+        except (HeadraceError, OSError) as error:
+            say(f"the fleet runs, but its first key cannot be shown: {error}")
+            return EXIT_OK
+        print(welcome(view, key, detached=True), flush=True)
+        return EXIT_OK
+
+    def _view_of(self, pid: int) -> FleetView | None:
+        try:
+            view = self._state_dir.read_view()
+        except ValueError:
+            return None
+        return view if view is not None and view.pid == pid else None
+
+
+def down(settings: LauncherSettings, args: Namespace) -> int:
+    """Stop the fleet of a state directory and wait until nothing of it runs."""
+    view, state_dir = _read(settings), StateDir(settings.state_dir)
+    process = supervisor_of(view) if view is not None else None
+    if view is None or process is None:
+        say(f"no fleet runs with state directory {state_dir.path}")
+        return EXIT_OK
+    print(f"stopping the fleet of process {view.pid} ...", flush=True)
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(args.timeout_s)
+    except psutil.TimeoutExpired:
+        say(f"process {view.pid} has not ended within {args.timeout_s:.0f} s; it is still draining")
+        return EXIT_FAILED
+    last = _read(settings)
+    if last is not None and last.state is FleetState.FAILED:
+        say(last.message)
+    print("stopped; nothing is left running", flush=True)
+    return EXIT_OK
+
+
+def status(settings: LauncherSettings, args: Namespace) -> int:
+    """Show every part of the fleet; exit code 3 if none runs."""
+    view, state_dir = _read(settings), StateDir(settings.state_dir)
+    is_running = state_dir.running_view() is not None
+    if args.json:
+        empty: dict[str, Any] = {"state": "stopped", "pid": None, "services": [], "workers": []}
+        print(json.dumps(public_status(view, alive=is_running) if view else empty, indent=2))
+    elif view is None or not is_running:
+        say(f"no fleet runs with state directory {state_dir.path}")
+        if view is not None and view.message:
+            say(f"the last one ended: {view.message}")
+    else:
+        print(f"{view.state.value}: {view.base_url}/v1, model {view.model}, process {view.pid}\n")
+        print(status_text(view))
+    return EXIT_OK if is_running else EXIT_NOT_RUNNING
+
+
+def _read(settings: LauncherSettings) -> FleetView | None:
+    try:
+        return StateDir(settings.state_dir).read_view()
+    except ValueError as error:
+        say(f"{StateDir(settings.state_dir).fleet_json}: {error}")
+        return None

@@ -1,0 +1,50 @@
+"""What a started fleet tells its operator."""
+
+from __future__ import annotations
+
+import json
+
+from headrace_launcher.first_key import FirstKey
+from headrace_launcher.fleet_view import FleetView, Role
+
+
+def curl_line(base_url: str, api_key: str, model: str) -> str:
+    """Return one shell line that streams an answer."""
+    body = json.dumps(
+        {
+            "model": model,
+            "stream": True,
+            "messages": [{"role": "user", "content": "Why is the sky blue?"}],
+        }
+    )
+    return (
+        f"curl -N {base_url}/v1/chat/completions -H 'Authorization: Bearer {api_key}' "
+        f"-H 'Content-Type: application/json' -d '{body}'"
+    )
+
+
+def welcome(view: FleetView, key: FirstKey, *, detached: bool) -> str:
+    """Render the text; *detached* decides how to stop is explained."""
+    services = [c for c in view.children if c.role in (Role.SERVICE, Role.WORKER)]
+    metrics = [f"  {c.name:<12} http://{c.metrics_address}/metrics" for c in services]
+    more = f"headrace keys create --tenant default --name NAME --state-dir {view.state_dir}"
+    shown = key.api_key or f"(only its hash is kept; one begins with {key.prefix})"
+    stop = f"headrace down --state-dir {view.state_dir}" if detached else "Ctrl-C"
+    return "\n".join(
+        [
+            "",
+            f"Headrace is running: {view.base_url}/v1, model {view.model}",
+            "",
+            f"API key       {shown}",
+            f"another key   {more}",
+            f"state, logs   {view.state_dir}",
+            "metrics",
+            *metrics,
+            "",
+            "Try it:",
+            f"  {curl_line(view.base_url, key.api_key or 'YOUR_KEY', view.model)}",
+            "",
+            f"Stop it: {stop}",
+            "",
+        ]
+    )

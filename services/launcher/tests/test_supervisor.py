@@ -1,0 +1,171 @@
+"""The supervisor with real processes."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+
+from headrace_launcher.child_state import RestartPolicy
+from headrace_launcher.fleet_view import ChildView
+from headrace_launcher.plan import ChildSpec
+from headrace_launcher.process import Spawner
+from headrace_launcher.settings import child_environment
+from headrace_launcher.state_dir import StateDir
+from headrace_launcher.supervisor import Supervisor
+
+
+@asynccontextmanager
+async def supervised(
+    state_dir: StateDir,
+    *specs: ChildSpec,
+    policy: RestartPolicy | None = None,
+    on_change: Callable[[], None] = lambda: None,
+) -> AsyncIterator[Supervisor]:
+    async with Spawner() as spawner:
+        supervisor = Supervisor(specs, state_dir, child_environment(), spawner, on_change, policy)
+        supervisor.start()
+        try:
+            yield supervisor
+        finally:
+            await supervisor.stop()
+
+
+def child(supervisor: Supervisor, name: str) -> ChildView:
+    return next(view for view in supervisor.views() if view.name == name)
+
+
+async def until(condition: Callable[[], bool], within_s: float = 15.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_starts_what_others_need_first_and_stops_in_stages(state_dir, make_spec) -> None:
+    """A child starts when those that it needs are ready; lower stages stop first."""
+    seen: list[dict[str, str]] = []
+    front = make_spec("front", needs=("store",), stage=0)
+    store = make_spec("store", stage=1)
+    async with Spawner() as spawner:
+        supervisor = Supervisor(
+            [store, front],
+            state_dir,
+            child_environment(),
+            spawner,
+            lambda: seen.append({v.name: v.state for v in supervisor.views()}),
+        )
+        supervisor.start()
+        await asyncio.wait_for(supervisor.wait_ready(), 15)
+        pids = [view.pid for view in supervisor.views()]
+        await supervisor.stop()
+    assert {"store": "starting", "front": "starting"} not in seen
+    assert {"store": "ready", "front": "stopped"} in seen
+    assert seen[-1] == {"store": "stopped", "front": "stopped"}
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+async def test_a_killed_child_starts_again_at_the_same_address(state_dir, make_spec) -> None:
+    """SIGKILL leads to a new process with the same port, and to ready again."""
+    async with supervised(state_dir, make_spec("one")) as supervisor:
+        await asyncio.wait_for(supervisor.wait_ready(), 15)
+        before = child(supervisor, "one")
+        os.kill(before.pid, signal.SIGKILL)
+        await until(lambda: child(supervisor, "one").restarts == 1)
+        await until(lambda: child(supervisor, "one").state == "ready")
+        after = child(supervisor, "one")
+        assert after.address == before.address
+        assert after.pid != before.pid
+        assert not supervisor.failed.is_set()
+
+
+async def test_a_crash_loop_fails_the_fleet_with_the_end_of_the_log(state_dir, make_spec) -> None:
+    """The message names the child, how often it crashed, and what it said last."""
+    policy = RestartPolicy(max_crashes=3)
+    spec = make_spec("bad", "--exit-code", "7")
+    async with supervised(state_dir, spec, make_spec("good"), policy=policy) as supervisor:
+        await asyncio.wait_for(supervisor.failed.wait(), 15)
+        assert supervisor.failure.startswith("bad crashed 3 times within 60 s")
+        assert "stand-in is about to fail" in supervisor.failure
+        assert child(supervisor, "bad").state == "failed"
+
+
+async def test_wrong_settings_fail_the_fleet_at_once(state_dir, make_spec) -> None:
+    """Exit code 2 is not tried again."""
+    async with supervised(state_dir, make_spec("bad", "--exit-code", "2")) as supervisor:
+        await asyncio.wait_for(supervisor.wait_ready(), 15)
+        assert supervisor.failure.startswith("bad refused its settings")
+
+
+async def test_a_program_that_does_not_exist_fails_the_fleet(state_dir, make_spec) -> None:
+    """The message names the program."""
+    spec = make_spec("ghost", argv=("/no/such/program",))
+    async with supervised(state_dir, spec) as supervisor:
+        await asyncio.wait_for(supervisor.wait_ready(), 15)
+        assert "/no/such/program" in supervisor.failure
+
+
+async def test_a_child_that_never_gets_ready_fails_the_fleet(
+    state_dir, make_spec, tmp_path
+) -> None:
+    """Starting has a time limit."""
+    flag = tmp_path / "not-ready"
+    flag.touch()
+    spec = make_spec("slow", "--not-ready-file", str(flag), start_timeout_s=0.5)
+    async with supervised(state_dir, spec) as supervisor:
+        await asyncio.wait_for(supervisor.wait_ready(), 15)
+        assert supervisor.failure.startswith("slow was not ready within 0 s")
+
+
+async def test_shows_a_child_that_is_not_ready_for_a_while(state_dir, make_spec, tmp_path) -> None:
+    """A child that says 503 is shown as not ready, and not restarted."""
+    flag = tmp_path / "not-ready"
+    spec = make_spec("one", "--not-ready-file", str(flag))
+    async with supervised(state_dir, spec) as supervisor:
+        await asyncio.wait_for(supervisor.wait_ready(), 15)
+        flag.touch()
+        await until(lambda: child(supervisor, "one").state == "not ready")
+        flag.unlink()
+        await until(lambda: child(supervisor, "one").state == "ready")
+        assert child(supervisor, "one").restarts == 0
+
+
+async def test_stop_takes_grandchildren_and_the_deaf_with_it(
+    state_dir: StateDir, make_spec, tmp_path: Path
+) -> None:
+    """A child that ignores SIGTERM is killed after its grace, its own children with it."""
+    pid_file = tmp_path / "grandchild"
+    spec = make_spec("deaf", "--ignore-term", "--grandchild", str(pid_file), stop_grace_s=0.3)
+    async with supervised(state_dir, spec) as supervisor:
+        await asyncio.wait_for(supervisor.wait_ready(), 15)
+        pids = [child(supervisor, "deaf").pid, int(pid_file.read_text())]
+    await until(lambda: not any(is_running(pid) for pid in pids), within_s=2)
+
+
+async def test_a_dead_child_leaves_no_grandchildren(state_dir, make_spec, tmp_path) -> None:
+    """When a child is killed, what it started goes too, before the child starts again."""
+    pid_file = tmp_path / "grandchild"
+    spec = make_spec("one", "--grandchild", str(pid_file))
+    async with supervised(state_dir, spec) as supervisor:
+        await asyncio.wait_for(supervisor.wait_ready(), 15)
+        grandchild = int(pid_file.read_text())
+        os.kill(child(supervisor, "one").pid, signal.SIGKILL)
+        await until(lambda: not is_running(grandchild))
+
+
+async def test_stop_before_anything_is_ready_leaves_nothing(state_dir, make_spec) -> None:
+    """A fleet may be stopped in the middle of its start."""
+    specs = [make_spec("store"), make_spec("front", needs=("store",))]
+    async with supervised(state_dir, *specs) as supervisor:
+        await asyncio.sleep(0)
+    assert [view.state for view in supervisor.views()] == ["stopped", "stopped"]
+    assert all(view.pid is None for view in supervisor.views())
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
