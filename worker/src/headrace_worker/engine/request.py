@@ -18,6 +18,7 @@ class Priority(enum.IntEnum):
 class SequenceState(enum.Enum):
     """See `Sequence`."""
 
+    NEW = "new"
     HELD = "held"
     WAITING = "waiting"
     RUNNING = "running"
@@ -84,7 +85,8 @@ class Request:
         num_choices: sequences to make, at least 1.
         resume: output made elsewhere, by choice.
         priority: class of service.
-        num_top_logprobs: None = no log probabilities are wanted.
+        num_top_logprobs: None = no log probabilities of the output are wanted.
+        wants_prompt_logprobs: the prompt's are wanted; then nothing of it is reused.
         skip_prefix_cache: compute the whole prompt here.
         accepted_s: when the worker took it in.
     """
@@ -100,6 +102,7 @@ class Request:
     resume: Mapping[int, list[int]] = field(default_factory=dict)
     priority: Priority = Priority.STANDARD
     num_top_logprobs: int | None = None
+    wants_prompt_logprobs: bool = False
     skip_prefix_cache: bool = False
     accepted_s: float = 0.0
     # Set by scheduler and engine.
@@ -131,6 +134,7 @@ class Sequence:
 
     ::
 
+        NEW ---accepted---> WAITING, or HELD if it will go on from choice 0's prompt
         HELD --prompt of choice 0 is computed (fork)--> RUNNING, or WAITING if there is no room
         WAITING --admitted--> RUNNING --end, abort--> FINISHED
                                  |  ^
@@ -148,7 +152,7 @@ class Sequence:
         # Prompt, then output.
         self.token_ids = [*request.prompt_token_ids, *resumed]
         self.num_prompt = len(request.prompt_token_ids)
-        self.state = SequenceState.WAITING
+        self.state = SequenceState.NEW
         # Leading tokens whose KV lies in the blocks of `block_table`.
         self.num_computed = 0
         self.block_table: list[int] = []

@@ -66,6 +66,11 @@ class Chunk:
         """Whether the last of the known tokens is computed, so that the next can be drawn."""
         return self.start + self.num_tokens == self.seq.num_tokens
 
+    @property
+    def is_decode(self) -> bool:
+        """Whether it computes the last output token alone, not a part of a prompt."""
+        return self.num_tokens == 1 and self.start >= self.seq.num_prompt
+
 
 @dataclass
 class StepPlan:
@@ -213,7 +218,7 @@ class Scheduler:
         if seq.state is SequenceState.RUNNING:
             self._running.remove(seq)
             self._release(seq)
-        elif seq.state is not SequenceState.HELD:
+        elif seq.state in (SequenceState.WAITING, SequenceState.PREEMPTED):
             self._waiting.remove(seq)
         seq.state, seq.finish = SequenceState.FINISHED, why
 
@@ -272,7 +277,7 @@ class Scheduler:
         return True
 
     def _match(self, seq: Sequence) -> list[int]:
-        if seq.request.skip_prefix_cache:
+        if seq.request.skip_prefix_cache or seq.request.wants_prompt_logprobs:
             return []
         return self._cache.match(self._hashes(seq, self._num_reusable(seq.num_tokens)))
 

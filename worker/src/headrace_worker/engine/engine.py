@@ -1,0 +1,359 @@
+"""The loop: take commands, plan, run the model, draw tokens, hand them out. On a thread of its own.
+
+Nothing that a request contains may end the loop: an exception in a step fails the requests of that
+step, gives their blocks back, and the loop goes on. An abort takes effect before the next step.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from headrace_common.clock import Clock
+from headrace_common.errors import HeadraceError, Internal
+from headrace_worker.engine.block_events import BlockEventLog
+from headrace_worker.engine.choice import Choice
+from headrace_worker.engine.load import EngineLoad, StepFacts
+from headrace_worker.engine.output import RequestOutput, Sink, Times, Usage
+from headrace_worker.engine.prefix_cache import PrefixCache
+from headrace_worker.engine.rates import StepRates
+from headrace_worker.engine.request import Request, Sequence, SequenceState
+from headrace_worker.engine.scheduler import Chunk, Scheduler, SchedulerLimits, StepPlan
+from headrace_worker.engine.token_table import TokenTable
+from headrace_worker.model.batch import Row
+from headrace_worker.sampling import sample, token_logprobs
+
+_log = logging.getLogger(__name__)
+
+
+class StepRunner(Protocol):
+    """The model as the engine sees it; `headrace_worker.model.runner.ModelRunner` is one."""
+
+    def forward(self, rows: list[Row]) -> Any:  # Any: (sum of num_logits, V) float32 tensor
+        """Compute a step."""
+        ...
+
+    def copy_block(self, src: int, dst: int) -> None:
+        """Copy one block's KV."""
+        ...
+
+
+@dataclass
+class _Live:
+    """A request that the engine has, with its choices and what it will say of its prompt."""
+
+    request: Request
+    choices: list[Choice]
+    prompt_logprobs: list[Any]  # Any: Sampled
+    said_started: bool = False
+
+
+class Engine:
+    """One engine on one device.
+
+    Args:
+        runner: the model; used on the engine's thread only.
+        num_blocks: size of the KV pool.
+        limits: sizes of steps and queue.
+        table: bytes of tokens.
+        events: where cache changes are noted.
+        sink: gets all outputs of a step in one call, on the engine's thread.
+        clock: time.
+        on_step: gets the facts of each step, on the engine's thread.
+    """
+
+    def __init__(
+        self,
+        runner: StepRunner,
+        num_blocks: int,
+        limits: SchedulerLimits,
+        table: TokenTable,
+        events: BlockEventLog,
+        sink: Sink,
+        clock: Clock,
+        on_step: Callable[[StepFacts], None],
+    ) -> None:
+        self._runner, self._table, self._events = runner, table, events
+        self._sink, self._clock, self._on_step = sink, clock, on_step
+        self._num_blocks, self._limits = num_blocks, limits
+        self._cache = PrefixCache(num_blocks, events)
+        self._scheduler = Scheduler(limits, self._cache)
+        self._commands: queue.SimpleQueue[Request | int | None] = queue.SimpleQueue()
+        self._live: dict[int, _Live] = {}
+        self._outputs: dict[int, RequestOutput] = {}
+        self._rates = StepRates()
+        self._hit_tokens = self._query_tokens = self._num_preempted = 0
+        self._progress_s = clock.now_s()
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        # Replaced as a whole after each step; any thread may read it.
+        self.load = EngineLoad()
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Prompt and output of one sequence at most."""
+        return self._scheduler.max_sequence_tokens
+
+    def start(self) -> None:
+        """Start the loop."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the loop after the step under way, and wait for it. What runs is dropped."""
+        self._commands.put(None)
+        self._thread.join(timeout=60)
+
+    def submit(self, request: Request) -> None:
+        """Hand a request over. Any thread; every answer, a refusal too, comes through the sink."""
+        if not self._is_busy():
+            self._progress_s = self._clock.now_s()
+        self._commands.put(request)
+
+    def abort(self, key: int) -> None:
+        """End a request before the next step. Any thread; nothing happens if it is unknown."""
+        self._commands.put(key)
+
+    def stalled_s(self) -> float:
+        """Return for how long work is pending without a completed step. Any thread."""
+        return self._clock.now_s() - self._progress_s if self._is_busy() else 0.0
+
+    def _is_busy(self) -> bool:
+        return bool(self._live) or not self._commands.empty()
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            self._take_commands()
+            if self._scheduler.has_work:
+                self._step()
+            self._hand_out()
+            self._progress_s = self._clock.now_s()
+
+    def _take_commands(self) -> None:
+        """Apply all commands that wait; if there is nothing else to do, wait for one."""
+        may_wait = not self._scheduler.has_work and not self._outputs
+        while may_wait or not self._commands.empty():
+            command = self._commands.get()
+            may_wait = False
+            if command is None:
+                self._is_stopping = True
+                return
+            if isinstance(command, int):
+                self._abort(command)
+            else:
+                self._add(command)
+
+    def _add(self, request: Request) -> None:
+        counts = Counter(request.prompt_token_ids) if request.sampling.uses_counts else Counter()
+        choices = [
+            Choice(seq, self._table, counts, self.max_sequence_tokens) for seq in request.sequences
+        ]
+        live = self._live[request.key] = _Live(request, choices, [])
+        try:
+            for choice in choices:
+                self._replay(choice)
+            if request.is_finished:
+                self._output(live)
+            else:
+                self._scheduler.add(request)
+                self._query_tokens += len(request.prompt_token_ids)
+        except HeadraceError as error:
+            self._fail(live, error)
+        except Exception:  # noqa: BLE001 - edge: no request may end the loop
+            _log.exception("request %s could not be taken in", request.request_id)
+            self._fail(live, Internal())
+
+    def _replay(self, choice: Choice) -> None:
+        finish = choice.replay()
+        if finish is not None:
+            seq = choice.seq
+            seq.state, seq.finish = SequenceState.FINISHED, finish
+            output = self._output(self._live[seq.request.key])
+            output.choices.append(choice.ended_elsewhere(finish))
+
+    def _abort(self, key: int) -> None:
+        live = self._live.get(key)
+        if live is not None:
+            self._scheduler.abort(live.request)
+            self._output(live)
+
+    def _step(self) -> None:
+        started_s = self._clock.now_s()
+        plan = StepPlan([], [], [])
+        failed = False
+        try:
+            plan = self._scheduler.plan(started_s)
+            self._note_started(plan)
+            self._compute(plan)
+        except Exception:  # noqa: BLE001 - edge: a step's failure fails its requests, not the engine
+            _log.exception("a step failed")
+            failed = True
+            self._fail_step(plan)
+        self._observe(plan, self._clock.now_s() - started_s, failed=failed)
+
+    def _compute(self, plan: StepPlan) -> None:
+        rows = [_row(chunk) for chunk in plan.chunks]
+        logits = self._runner.forward(rows)
+        draws: list[tuple[Choice, int]] = []
+        end = 0
+        for chunk, row in zip(plan.chunks, rows, strict=True):
+            start, end = end, end + row.num_logits
+            self._scheduler.computed(chunk)
+            self._note_prompt_logprobs(chunk, logits[start:end])
+            if chunk.gives_token:
+                draws.extend((choice, end - 1) for choice in self._drawing(chunk.seq))
+        if not draws:
+            return
+        places = [idx for _, idx in draws]
+        rows_to_draw = logits if places == list(range(end)) else logits[places]
+        drawn = sample(rows_to_draw, [choice.spec() for choice, _ in draws])
+        for (choice, _), sampled in zip(draws, drawn, strict=True):
+            self._accept(choice, sampled)
+
+    def _drawing(self, seq: Sequence) -> list[Choice]:
+        """Return the choices that draw from *seq*'s logits: its own, and those forked from it."""
+        choices = self._live[seq.request.key].choices
+        drawing = [choices[seq.choice_idx]]
+        for fork in self._scheduler.fork(seq):
+            if fork.copy is not None:
+                self._runner.copy_block(*fork.copy)
+            drawing.append(choices[fork.seq.choice_idx])
+        return drawing
+
+    def _accept(self, choice: Choice, sampled: Any) -> None:  # Any: Sampled
+        seq, now_s = choice.seq, self._clock.now_s()
+        request = seq.request
+        if request.first_token_s is None:
+            request.first_token_s = now_s
+        request.last_token_s = now_s
+        part = choice.accept(sampled)
+        if part.finish is not None:
+            self._scheduler.finish(seq, part.finish)
+        live = self._live[request.key]
+        output = self._output(live)
+        output.choices.append(part)
+        output.prompt_logprobs, live.prompt_logprobs = live.prompt_logprobs, []
+
+    def _note_started(self, plan: StepPlan) -> None:
+        for seq in plan.admitted:
+            live = self._live[seq.request.key]
+            if not live.said_started:
+                live.said_started = True
+                request = live.request
+                self._hit_tokens += request.cached_tokens
+                self._output(live).queue_s = (request.scheduled_s or 0.0) - request.accepted_s
+
+    def _note_prompt_logprobs(self, chunk: Chunk, logits: Any) -> None:  # Any: (num_logits, V)
+        request = chunk.seq.request
+        if not request.wants_prompt_logprobs or chunk.start >= chunk.seq.num_prompt - 1:
+            return
+        known = self._live[request.key].prompt_logprobs
+        last = min(chunk.start + chunk.num_tokens, chunk.seq.num_prompt - 1)
+        if chunk.seq.choice_idx == 0 and len(known) == chunk.start:
+            ids = request.prompt_token_ids[chunk.start + 1 : last + 1]
+            num_top = request.num_top_logprobs or 0
+            known.extend(token_logprobs(logits[: len(ids)], ids, num_top))
+
+    def _output(self, live: _Live) -> RequestOutput:
+        """Return the request's output of this step, to be filled."""
+        return self._outputs.setdefault(
+            live.request.key, RequestOutput(live.request.key, _usage(live.request))
+        )
+
+    def _fail(self, live: _Live, error: HeadraceError) -> None:
+        self._scheduler.abort(live.request)
+        self._output(live).error = error
+
+    def _fail_step(self, plan: StepPlan) -> None:
+        """Fail the requests of a step; all of them, if not even a plan could be made."""
+        keys = {chunk.seq.request.key for chunk in plan.chunks} or set(self._live)
+        for live in [self._live[key] for key in keys if key in self._live]:
+            try:
+                self._fail(live, Internal())
+            except Exception:  # noqa: BLE001 - edge: the books are wrong, so start new ones
+                _log.exception("the scheduler's books are wrong; dropping all requests")
+                self._start_afresh()
+                return
+
+    def _start_afresh(self) -> None:
+        self._events.cleared()
+        self._cache = PrefixCache(self._num_blocks, self._events)
+        self._scheduler = Scheduler(self._limits, self._cache)
+        for live in self._live.values():
+            self._output(live).error = Internal()
+
+    def _hand_out(self) -> None:
+        """Complete the step's outputs and pass them on, all in one call."""
+        self._events.flush()
+        self._publish_load()
+        if not self._outputs:
+            return
+        outputs, self._outputs = list(self._outputs.values()), {}
+        for output in outputs:
+            request = self._live[output.key].request
+            output.usage = _usage(request)
+            output.is_last = output.error is not None or request.is_finished
+            if output.is_last:
+                output.times = _times(request)
+                del self._live[output.key]
+        self._sink(outputs)
+
+    def _observe(self, plan: StepPlan, duration_s: float, *, failed: bool) -> None:
+        decode_tokens = sum(chunk.is_decode for chunk in plan.chunks)
+        prefill_tokens = sum(chunk.num_tokens for chunk in plan.chunks) - decode_tokens
+        self._rates.add(prefill_tokens, decode_tokens, duration_s)
+        self._num_preempted += len(plan.preempted)
+        self._on_step(
+            StepFacts(duration_s, prefill_tokens, decode_tokens, len(plan.preempted), failed)
+        )
+
+    def _publish_load(self) -> None:
+        running = self._scheduler.running
+        waiting = self._scheduler.waiting
+        running_keys = {seq.request.key for seq in running}
+        self.load = EngineLoad(
+            num_waiting=len({seq.request.key for seq in waiting} - running_keys),
+            num_running=len(running_keys),
+            queued_prefill_tokens=sum(_left(seq) for seq in (*running, *waiting)),
+            running_tokens=sum(seq.num_computed for seq in running),
+            kv_used_tokens=self._cache.pool.num_used * self._limits.block_size,
+            prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
+            decode_tokens_per_s=self._rates.decode_tokens_per_s,
+            prefix_hit_tokens_total=self._hit_tokens,
+            prefix_query_tokens_total=self._query_tokens,
+            num_preemptions_total=self._num_preempted,
+        )
+
+
+def _row(chunk: Chunk) -> Row:
+    seq, end = chunk.seq, chunk.start + chunk.num_tokens
+    num_logits = int(chunk.gives_token)
+    if seq.request.wants_prompt_logprobs and chunk.start < seq.num_prompt - 1:
+        num_logits = chunk.num_tokens
+    return Row(seq.token_ids[chunk.start : end], chunk.start, seq.block_table, num_logits)
+
+
+def _left(seq: Sequence) -> int:
+    """Prompt tokens still to be computed; of a sequence that decodes: none."""
+    return seq.num_uncomputed if seq.num_uncomputed > 1 else 0
+
+
+def _usage(request: Request) -> Usage:
+    return Usage(len(request.prompt_token_ids), request.cached_tokens, request.output_tokens)
+
+
+def _times(request: Request) -> Times | None:
+    if request.scheduled_s is None:
+        return None
+    first_s = request.scheduled_s if request.first_token_s is None else request.first_token_s
+    last_s = first_s if request.last_token_s is None else request.last_token_s
+    return Times(
+        queue_s=request.scheduled_s - request.accepted_s,
+        prefill_s=first_s - request.scheduled_s,
+        decode_s=last_s - first_s,
+        num_preemptions=request.num_preemptions,
+    )

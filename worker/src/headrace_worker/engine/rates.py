@@ -1,0 +1,41 @@
+"""How fast the engine computes prompts and makes tokens, over its last steps."""
+
+from __future__ import annotations
+
+from collections import deque
+
+_NUM_STEPS = 64
+
+
+class StepRates:
+    """Tokens per second of prefill and decode; 0 = not measured yet.
+
+    A mixed step counts for both with its whole duration, so both figures say what a request can
+    expect under the present mix, not what the device could do.
+    """
+
+    def __init__(self) -> None:
+        self._prefill: deque[tuple[int, float]] = deque(maxlen=_NUM_STEPS)
+        self._decode: deque[tuple[int, float]] = deque(maxlen=_NUM_STEPS)
+
+    def add(self, prefill_tokens: int, decode_tokens: int, duration_s: float) -> None:
+        """Note one step."""
+        if prefill_tokens:
+            self._prefill.append((prefill_tokens, duration_s))
+        if decode_tokens:
+            self._decode.append((decode_tokens, duration_s))
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Prompt tokens computed per second."""
+        return _rate(self._prefill)
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Tokens generated per second, all streams together."""
+        return _rate(self._decode)
+
+
+def _rate(steps: deque[tuple[int, float]]) -> float:
+    seconds = sum(duration_s for _, duration_s in steps)
+    return sum(tokens for tokens, _ in steps) / seconds if seconds > 0 else 0.0
