@@ -1,0 +1,143 @@
+"""Exactly one closed event per admitted request, whatever the ending: outbox and relay together.
+
+::
+
+    opened(event) --> [request runs] --> closed(event), durable --> the last bytes go to the client
+         |                                    ^
+         '-- the process dies --> restart ----' closed as ENDING_SWEPT, estimated, nothing used
+
+Billing books a swept event by the worker's own count if it has one: the gateway knows no better.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from headrace_common.clock import Clock, unix_us
+from headrace_common.errors import Unavailable
+from headrace_contracts.types.v1.types_pb2 import TokenUsage
+from headrace_contracts.usage.v1.usage_pb2 import ENDING_SWEPT, UsageEvent
+from headrace_gateway.outbox import DEFAULT_MAX_BYTES, Outbox
+from headrace_gateway.outbox_metrics import OutboxMetrics
+from headrace_gateway.relay import BillingLedger, KafkaSink, Relay
+
+_log = logging.getLogger(__name__)
+
+# A request whose deadline passed this long ago holds no segment back any more; billing's sweeper
+# takes over. Microseconds.
+_PIN_AFTER_DEADLINE_US = 60_000_000
+
+
+class UsageLog:
+    """The one way usage leaves the gateway. Belongs to one event loop.
+
+    Args:
+        outbox: not started.
+        relay: not started; None = events stay on disk.
+        clock: for swept events and pins.
+        metrics: shared with outbox and relay.
+    """
+
+    def __init__(
+        self, outbox: Outbox, relay: Relay | None, clock: Clock, metrics: OutboxMetrics
+    ) -> None:
+        self._outbox, self._relay = outbox, relay
+        self._clock, self._metrics = clock, metrics
+        self._ledger: BillingLedger | None = None
+        # Deadline (Unix microseconds) of each request under way.
+        self._open: dict[str, int] = {}
+        if relay is not None:
+            relay.is_pinned = self._is_open
+
+    @classmethod
+    def build(
+        cls,
+        folder: Path,
+        kafka_bootstrap: str,
+        billing_address: str,
+        clock: Clock,
+        metrics: OutboxMetrics,
+        *,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+    ) -> UsageLog:
+        """Wire the log to a folder, the broker and billing. None of them needs to be up."""
+        outbox = Outbox(folder, clock, metrics, max_bytes=max_bytes)
+        ledger = BillingLedger(billing_address)
+        sink = KafkaSink(kafka_bootstrap, "headrace-gateway")
+        log = cls(outbox, Relay(outbox, sink, ledger, clock, metrics), clock, metrics)
+        log._ledger = ledger
+        return log
+
+    @property
+    def is_full(self) -> bool:
+        """Whether billable work must be refused: the disk is full or refuses writes."""
+        return self._outbox.is_full
+
+    async def start(self) -> None:
+        """Take the folder, close what a dead process left open, begin to relay.
+
+        Raises:
+            OutboxInUseError: another gateway has the folder.
+        """
+        for orphan in await self._outbox.start():
+            self._outbox.append(self._swept(orphan))
+            self._metrics.swept.inc()
+            _log.warning("request %s was left open by a dead process", orphan.request_id)
+        if self._relay is not None:
+            await self._relay.start()
+
+    async def opened(self, event: UsageEvent) -> None:
+        """Record that a request was admitted. Returns before it is durable: its order is kept.
+
+        Raises:
+            Unavailable: the outbox is full; the request must be refused.
+        """
+        if self.is_full:
+            raise Unavailable("Usage cannot be recorded at the moment. Try again later.")
+        self._open[event.request_id] = event.deadline_unix_us
+        self._outbox.append(event)
+
+    async def closed(self, event: UsageEvent) -> None:
+        """Record how a request ended; return once that is on disk.
+
+        Raises:
+            Unavailable: the disk refused. The event is kept in memory and written once it can be.
+        """
+        await self._outbox.append_durable(event)
+        self._open.pop(event.request_id, None)
+
+    async def close(self) -> None:
+        """Write what is queued, hand over what the broker takes within a second, stop."""
+        if self._relay is not None:
+            await self._relay.close()
+        await self._outbox.close()
+        if self._ledger is not None:
+            await self._ledger.close()
+
+    def _is_open(self, request_id: str) -> bool:
+        deadline_us = self._open.get(request_id)
+        if deadline_us is None:
+            return False
+        if unix_us(self._clock) <= deadline_us + _PIN_AFTER_DEADLINE_US:
+            return True
+        del self._open[request_id]
+        return False
+
+    def _swept(self, opened: UsageEvent) -> UsageEvent:
+        return UsageEvent(
+            kind=UsageEvent.KIND_CLOSED,
+            request_id=opened.request_id,
+            tenant_id=opened.tenant_id,
+            project_id=opened.project_id,
+            key_id=opened.key_id,
+            model=opened.model,
+            price_version=opened.price_version,
+            price_tier=opened.price_tier,
+            occurred_unix_us=unix_us(self._clock),
+            usage=TokenUsage(),
+            ending=ENDING_SWEPT,
+            estimated=True,
+            endpoint=opened.endpoint,
+            streaming=opened.streaming,
+        )
