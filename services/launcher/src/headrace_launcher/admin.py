@@ -37,7 +37,7 @@ def with_billing(command: Command) -> Callable[[LauncherSettings, Namespace], in
 
     def run(settings: LauncherSettings, args: Namespace) -> int:
         try:
-            address = billing_address(StateDir(settings.state_dir))
+            address = settings.billing_address or billing_address(StateDir(settings.state_dir))
         except LookupError as error:
             say(str(error))
             return EXIT_NOT_RUNNING

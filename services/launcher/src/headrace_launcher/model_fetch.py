@@ -109,9 +109,13 @@ async def _download(
     ending = asyncio.create_task(process.wait())
     try:
         while not ending.done():
-            done_bytes = await asyncio.to_thread(_size_of, work)
-            megabytes = f"{done_bytes / 1e6:.0f} of {source.wheel_bytes / 1e6:.0f} MB"
-            report(min(1.0, done_bytes / source.wheel_bytes), f"downloading {megabytes}")
+            total = source.wheel_bytes
+            done_bytes = min(
+                total, await asyncio.to_thread(_size_of, work)
+            )  # pip copies at the end
+            report(
+                done_bytes / total, f"downloading {done_bytes / 1e6:.0f} of {total / 1e6:.0f} MB"
+            )
             await asyncio.wait([ending], timeout=_POLL_S)
     finally:
         if not ending.done():

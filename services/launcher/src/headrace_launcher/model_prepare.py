@@ -7,10 +7,19 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from headrace_launcher.log_file import last_lines, rotate
 from headrace_launcher.model_fetch import ModelError, Report
 from headrace_launcher.process import ChildProcess, Spawner
+
+_PHASES = {
+    "lock": "waiting for another preparation",
+    "hash": "reading the model",
+    "tokenizer": "preparing the tokenizer",
+    "weights": "preparing the weights",
+    "done": "prepared",
+}
 
 
 def prepared_folder(cache_dir: Path, model: Path) -> Path:
@@ -30,11 +39,15 @@ async def prepare_model(
     environment: Mapping[str, str],
     report: Report,
 ) -> Path:
-    """Run the worker's preparation of *model*; it does nothing when that is done already.
+    """Run the worker's preparation of a GGUF file; it does nothing when that is done already.
+
+    A Hugging Face folder is returned as it is.
 
     Raises:
         ModelError: it failed; the message ends with its last lines.
     """
+    if model.is_dir():  # noqa: ASYNC240 - a moment, before any work
+        return model
     target = prepared_folder(cache_dir, model)
     target.parent.mkdir(parents=True, exist_ok=True)
     rotate(log)
@@ -61,7 +74,14 @@ async def _follow(process: ChildProcess, report: Report) -> None:
             message = json.loads(line)
         except ValueError:
             continue
-        if isinstance(message, dict):
-            ratio = message.get("progress_ratio")
-            share = float(ratio) if isinstance(ratio, int | float) else None
-            report(share, str(message.get("stage") or "preparing"))
+        if isinstance(message, dict) and isinstance(message.get("phase"), str):
+            _report(message, report)
+
+
+def _report(message: dict[str, Any], report: Report) -> None:  # Any: JSON values
+    """Pass on ``{"phase": ..., "done": ..., "total": ...}``; the short phases have no bar."""
+    phase, done, total = message["phase"], message.get("done"), message.get("total")
+    ratio = None
+    if isinstance(done, int) and isinstance(total, int) and total > 1:
+        ratio = done / total
+    report(ratio, _PHASES.get(phase, phase))

@@ -48,6 +48,11 @@ class LauncherSettings(ServiceSettings):
     database_url: str = Field(
         "", description="SQLAlchemy URL of the ledger; empty = SQLite in the state directory."
     )
+    billing_address: str = Field(
+        "",
+        pattern=r"^([^\s:]+:\d{1,5})?$",
+        description="host:port of billing for keys, usage, ledger; empty = the running fleet's.",
+    )
     drain_grace_s: float = Field(
         20.0, ge=0, le=3600, description="Time for running streams to finish at the end. Seconds."
     )

