@@ -185,10 +185,11 @@ class Outbox:
         """Read durable events from *start* on, out of one segment. Empty: there are no more yet."""
         position = self._settle(start)
         while position.segment in self._sizes:
+            # Looked up before the read: a segment that had a follower then has its final size.
+            following = next((s for s in self._sizes if s > position.segment), None)
             payloads, offset = await asyncio.to_thread(
                 read_frames, self.folder, position, self._sizes[position.segment], max_events
             )
-            following = next((s for s in self._sizes if s > position.segment), None)
             if payloads or following is None:
                 return Batch(payloads, Position(position.segment, offset))
             position = Position(following, 0)

@@ -213,7 +213,9 @@ class Relay:
         """Stop; what the broker did not take within *drain_s* waits on disk for the next start."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
-                await self._caught_up.wait()
+                while self.num_pending:
+                    self._caught_up.clear()
+                    await self._caught_up.wait()
         await cancel_and_wait(*self._tasks)
         await self._sink.stop()
 
@@ -226,7 +228,6 @@ class Relay:
                 self._caught_up.set()
                 await self._outbox.grown.wait()
                 continue
-            self._caught_up.clear()
             events = [UsageEvent.FromString(payload) for payload in batch.payloads]
             self._oldest_unacked_unix_us = events[0].occurred_unix_us
             await self._sink.send(events)
