@@ -1,0 +1,1 @@
+"""The cache index: which replica holds which prefix blocks, kept in Redis."""
