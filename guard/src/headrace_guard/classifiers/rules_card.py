@@ -1,0 +1,62 @@
+"""Payment cards: issuer prefix, length of that issuer, Luhn's check digit (ISO/IEC 7812)."""
+
+from stdnum import luhn
+
+from headrace_guard.classifiers.pattern import Chars, Edge, Repeat, Seq, maybe
+from headrace_guard.classifiers.rule import Rule
+
+_MIN_DIGITS, _MAX_DIGITS = 12, 19
+# First and last issuer prefix (of equal length) and the lengths in use.
+_ISSUERS: tuple[tuple[str, str, frozenset[int]], ...] = (
+    ("4", "4", frozenset({13, 16, 19})),  # Visa
+    ("51", "55", frozenset({16})),  # Mastercard
+    ("2221", "2720", frozenset({16})),  # Mastercard
+    ("34", "34", frozenset({15})),  # American Express
+    ("37", "37", frozenset({15})),
+    ("6011", "6011", frozenset(range(16, 20))),  # Discover
+    ("644", "659", frozenset(range(16, 20))),
+    ("300", "305", frozenset(range(14, 20))),  # Diners Club
+    ("36", "36", frozenset(range(14, 20))),
+    ("38", "39", frozenset(range(16, 20))),
+    ("3528", "3589", frozenset(range(16, 20))),  # JCB
+    ("62", "62", frozenset(range(16, 20))),  # UnionPay
+    ("50", "50", frozenset(range(12, 20))),  # Maestro
+    ("56", "58", frozenset(range(12, 20))),
+    ("60", "69", frozenset(range(12, 20))),
+)
+
+
+def _has_issuer(digits: str) -> bool:
+    return any(
+        first <= digits[: len(first)] <= last and len(digits) in lengths
+        for first, last, lengths in _ISSUERS
+    )
+
+
+def check_card(candidate: str) -> tuple[int, int] | None:
+    """Find the longest card number that *candidate* begins with and that ends at a group's end."""
+    for end in range(len(candidate), _MIN_DIGITS - 1, -1):
+        if end < len(candidate) and candidate[end].isdigit():
+            continue
+        digits = candidate[:end].replace(" ", "").replace("-", "")
+        if len(digits) < _MIN_DIGITS:
+            return None
+        if candidate[end - 1].isdigit() and _has_issuer(digits) and luhn.is_valid(digits):
+            return 0, end
+    return None
+
+
+CARD = Rule(
+    "pii.card",
+    Seq(
+        Chars("0-9"),
+        Repeat(
+            Seq(maybe(Chars(r" \-")), Chars("0-9")),
+            _MIN_DIGITS - 1,
+            _MAX_DIGITS - 1,
+        ),
+        Edge(),
+    ),
+    check=check_card,
+    not_after="A-Za-z0-9_.",
+)

@@ -1,0 +1,64 @@
+"""The guard's metrics."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_DURATION_BUCKETS_S = (
+    0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
+)  # fmt: skip
+_HELD_BUCKETS_CHARS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16_384)
+
+
+class GuardMetrics:
+    """All collectors of the guard."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.verdicts = Counter(
+            "headrace_guard_verdicts",
+            "Verdicts by direction (input, output), state and action.",
+            ["direction", "state", "action"],
+            registry=registry,
+        )
+        self.findings = Counter(
+            "headrace_guard_findings",
+            "Findings by direction, category and action.",
+            ["direction", "category", "action"],
+            registry=registry,
+        )
+        self.not_evaluated = Counter(
+            "headrace_guard_not_evaluated",
+            "Judgements that could not be made, by direction and reason.",
+            ["direction", "reason"],
+            registry=registry,
+        )
+        self.fail_open = Counter(
+            "headrace_guard_fail_open",
+            "Texts that passed without being judged because their policy fails open.",
+            ["direction"],
+            registry=registry,
+        )
+        self.duration_s = Histogram(
+            "headrace_guard_check_duration_seconds",
+            "Time from a message's arrival to its answer.",
+            ["direction"],
+            buckets=_DURATION_BUCKETS_S,
+            registry=registry,
+        )
+        self.held_chars = Histogram(
+            "headrace_guard_held_chars",
+            "Output characters held back after each piece of text.",
+            buckets=_HELD_BUCKETS_CHARS,
+            registry=registry,
+        )
+        self.scanned_chars = Counter(
+            "headrace_guard_scanned_chars",
+            "Characters judged, by direction.",
+            ["direction"],
+            registry=registry,
+        )
+        self.long_texts_waiting = Gauge(
+            "headrace_guard_long_texts_waiting",
+            "Long texts that run in or wait for a thread.",
+            registry=registry,
+        )

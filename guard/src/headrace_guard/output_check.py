@@ -1,0 +1,209 @@
+r"""Judges a growing output and lets out what can no longer turn out to be forbidden.
+
+Two scanners in a row. The first looks for what must not get out (block, redact) and holds text
+back while it is undecided; the second looks at what the first lets out for things that are only
+reported, and holds nothing back. Without anything to hold, text passes at once.
+
+States of one choice::
+
+    open --end of text--> done
+      \\--block, or could not look and fail-closed--> stopped (everything held is dropped)
+
+Properties (tests/test_output_check_properties.py), for every way of cutting the text: the released
+text and the findings are the same; no blocked span, nor its beginning, is ever released; released
+never passes scanned; without a finding the bytes are the same; held text is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from headrace_guard.classifiers.base import Match
+from headrace_guard.deadline import Deadline, OutOfTimeError
+from headrace_guard.plan import Plan
+from headrace_guard.redact import clusters, placeholder
+from headrace_guard.stream_scan import Settled, StreamScanner
+from headrace_guard.verdict import Action, Finding, Reason, Verdict, judge
+
+
+@dataclass(slots=True)
+class Released:
+    """What one piece of text led to.
+
+    Args:
+        text: may go to the client.
+        findings: new ones, in order.
+        not_evaluated: why something was not judged.
+        is_over: nothing more comes out of this choice.
+    """
+
+    text: str = ""
+    findings: list[Finding] = field(default_factory=list)
+    not_evaluated: Reason | None = None
+    is_over: bool = False
+
+
+class OutputCheck:
+    """Judges one choice. Not safe for use by two threads at a time.
+
+    Args:
+        plan: what to look for.
+        choice_idx: goes into findings.
+        max_held_chars: most undecided characters.
+    """
+
+    def __init__(self, plan: Plan, choice_idx: int, max_held_chars: int) -> None:
+        self._plan, self._choice_idx = plan, choice_idx
+        self._holder = StreamScanner(plan.holding, max_held_chars)
+        self._watcher = StreamScanner(plan.watching, max_held_chars)
+        self._num_released_chars = 0
+        self._num_dropped_chars = 0
+        self.is_over = False
+
+    @property
+    def num_scanned_chars(self) -> int:
+        """Characters of the output that were read."""
+        return self._holder.num_scanned_chars + self._num_dropped_chars
+
+    @property
+    def num_released_chars(self) -> int:
+        """Characters of the output that came out, as they were or redacted."""
+        return self._num_released_chars
+
+    @property
+    def num_held_chars(self) -> int:
+        """Characters that wait for what follows."""
+        return 0 if self.is_over else self._holder.num_held_chars
+
+    def feed(self, text: str, is_last: bool, deadline: Deadline) -> Released:
+        """Judge more text. After the end, text is counted and dropped."""
+        released = Released()
+        done = 0
+        try:
+            while done < len(text) and not self.is_over:
+                deadline.check()
+                piece = text[done : done + self._holder.room()]
+                done += len(piece)
+                self._take(self._holder.feed(piece), released)
+            if is_last and not self.is_over:
+                self._take(self._holder.finish(), released)
+        except OutOfTimeError:
+            return self.pass_unseen(text[done:], is_last, Reason.OUT_OF_TIME, released)
+        self._num_dropped_chars += len(text) - done
+        if is_last and not self.is_over:
+            self._end(released)
+        return released
+
+    def pass_unseen(
+        self, text: str, is_last: bool, reason: Reason, released: Released | None = None
+    ) -> Released:
+        """Take text that could not be judged: stop if the policy is fail-closed, or let it out."""
+        released = released or Released()
+        if self.is_over:
+            self._num_dropped_chars += len(text)
+            return released
+        if self._plan.policy.fails_open:
+            released.not_evaluated = reason
+            settled = self._holder.skip(text)
+            self._watcher.skip(settled.text)
+            released.text += settled.text
+            self._num_released_chars += len(settled.text)
+            if is_last:
+                self._end(released)
+        else:
+            self._num_dropped_chars += len(text)
+            self._stop(released, reason)
+        return released
+
+    def verdict(self, released: Released) -> Verdict | None:
+        """Return the verdict on one result; None if nothing was found and all was seen."""
+        if not released.findings and released.not_evaluated is None:
+            return None
+        return judge(
+            released.findings,
+            self._plan.policy.version,
+            not_evaluated=released.not_evaluated,
+            fails_open=self._plan.policy.fails_open,
+        )
+
+    def _take(self, settled: Settled, released: Released) -> None:
+        self._let_out_judged(settled, released)
+        if settled.is_stuck and not self.is_over:
+            self._unstick(released)
+
+    def _unstick(self, released: Released) -> None:
+        settled = self._holder.give_up()
+        if settled.matches:
+            # A match up to the bound has no end (a huge key): that much of it is enough.
+            self._report(settled.matches, released, at_least=Action.BLOCK)
+            self._stop(released)
+        elif self._plan.policy.fails_open:
+            released.not_evaluated = Reason.UNDECIDED
+            self._let_out_watched(settled.text, released)
+        else:
+            self._stop(released, Reason.UNDECIDED)
+
+    def _let_out_judged(self, settled: Settled, released: Released) -> None:
+        done = settled.start
+        for group in clusters(settled.matches):
+            begin, end = group[0].start, max(match.end for match in group)
+            self._let_out_watched(settled.slice(done, begin), released)
+            if self.is_over:
+                return
+            self._report(group, released)
+            if any(self._action(match) is Action.BLOCK for match in group):
+                self._stop(released)
+                return
+            released.text += placeholder(group[0].category)
+            self._num_released_chars += end - begin
+            self._watch(settled.slice(begin, end), released)
+            done = end
+        self._let_out_watched(settled.slice(done, settled.start + len(settled.text)), released)
+
+    def _let_out_watched(self, text: str, released: Released) -> None:
+        done = 0
+        while done < len(text) and not self.is_over:
+            piece = text[done : done + self._watcher.room()]
+            done += len(piece)
+            released.text += piece
+            self._num_released_chars += len(piece)
+            self._watch(piece, released)
+
+    def _watch(self, text: str, released: Released) -> None:
+        done = 0
+        while done < len(text) and not self.is_over:
+            piece = text[done : done + self._watcher.room()]
+            done += len(piece)
+            settled = self._watcher.feed(piece)
+            self._report(settled.matches, released)
+            if settled.is_stuck:
+                self._give_up_watching(released)
+
+    def _give_up_watching(self, released: Released) -> None:
+        matches = self._watcher.give_up().matches
+        self._report(matches, released)
+        if not matches and self._plan.policy.fails_open:
+            released.not_evaluated = Reason.UNDECIDED
+        elif not matches:
+            self._stop(released, Reason.UNDECIDED)
+
+    def _stop(self, released: Released, reason: Reason | None = None) -> None:
+        released.not_evaluated = reason or released.not_evaluated
+        self._end(released)
+
+    def _end(self, released: Released) -> None:
+        self._report(self._watcher.finish().matches, released)
+        self.is_over = released.is_over = True
+
+    def _report(
+        self, matches: Sequence[Match], released: Released, at_least: Action = Action.OFF
+    ) -> None:
+        for match in matches:
+            finding = self._plan.finding(match, self._choice_idx)
+            if finding.action < at_least:
+                finding = replace(finding, action=at_least)
+            released.findings.append(finding)
+
+    def _action(self, match: Match) -> Action:
+        return self._plan.policy.action(self._plan.direction, match.category)

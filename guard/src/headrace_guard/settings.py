@@ -1,0 +1,48 @@
+"""Settings of the guard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from headrace_common.settings import RpcServiceSettings, config
+
+
+class GuardSettings(RpcServiceSettings):
+    """Where the guard listens, which policies it has and how much it takes on."""
+
+    prefix: ClassVar[str] = "HEADRACE_GUARD_"
+    model_config = config(prefix)
+
+    policy_file: Path | None = Field(
+        None, description="TOML file of policies; unset = the packaged default.toml."
+    )
+    check_budget_s: float = Field(
+        1.0,
+        gt=0,
+        le=60,
+        description="Most time for judging one request or one piece of output. Seconds.",
+    )
+    max_input_chars: int = Field(
+        2_000_000, ge=1, le=20_000_000, description="Longest request that is judged. Characters."
+    )
+    max_held_chars: int = Field(
+        8192, ge=512, le=65_536, description="Most undecided output of one choice. Characters."
+    )
+    max_blocklist_terms: int = Field(
+        2000, ge=1, le=20_000, description="Terms in one key's blocklist."
+    )
+    max_blocklist_chars: int = Field(
+        40_000, ge=1, le=1_000_000, description="Characters in one key's blocklist."
+    )
+    cached_blocklists: int = Field(
+        256, ge=1, le=10_000, description="Keys' blocklists that are kept ready."
+    )
+    num_threads: int = Field(
+        2, ge=1, le=64, description="Threads that judge long texts beside the event loop."
+    )
+    max_waiting_texts: int = Field(
+        32, ge=1, le=10_000, description="Long texts that may wait for a thread; more are refused."
+    )
