@@ -12,6 +12,7 @@ import pytest
 from headrace_launcher.ports import free_ports
 from headrace_launcher.process import Spawner, StartError
 from headrace_launcher.state_dir import StateDir
+from headrace_testing.waiting import eventually
 
 SCRIPT = Path(__file__).parent / "supervise_forever.py"
 
@@ -67,9 +68,7 @@ async def test_the_parent_death_signal_reaches_a_child(tmp_path: Path) -> None:
         sys.executable, "-c", code, str(tmp_path), stdout=asyncio.subprocess.PIPE
     )
     out, _ = await asyncio.wait_for(process.communicate(), 20)
-    async with asyncio.timeout(5):
-        while is_running(int(out)):
-            await asyncio.sleep(0.02)
+    await eventually(lambda: not is_running(int(out)))
 
 
 async def test_output_goes_to_the_log_and_a_stopped_process_can_be_stopped(tmp_path: Path) -> None:
@@ -78,9 +77,7 @@ async def test_output_goes_to_the_log_and_a_stopped_process_can_be_stopped(tmp_p
     async with Spawner() as spawner:
         argv = [sys.executable, "-c", "print('hello', flush=True); import time; time.sleep(600)"]
         process = await spawner.start(argv, {}, log, tmp_path)
-        async with asyncio.timeout(10):
-            while "hello" not in log.read_text():
-                await asyncio.sleep(0.02)
+        await eventually(lambda: "hello" in log.read_text(), within_s=10)
         os.kill(process.pid, signal.SIGSTOP)
         assert await process.stop(5)
     assert not is_running(process.pid)

@@ -16,6 +16,7 @@ from headrace_launcher.process import Spawner
 from headrace_launcher.settings import child_environment
 from headrace_launcher.state_dir import StateDir
 from headrace_launcher.supervisor import Supervisor
+from headrace_testing.waiting import eventually
 
 
 @asynccontextmanager
@@ -36,12 +37,6 @@ async def supervised(
 
 def child(supervisor: Supervisor, name: str) -> ChildView:
     return next(view for view in supervisor.views() if view.name == name)
-
-
-async def until(condition: Callable[[], bool], within_s: float = 15.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def test_starts_what_others_need_first_and_stops_in_stages(state_dir, make_spec) -> None:
@@ -73,8 +68,8 @@ async def test_a_killed_child_starts_again_at_the_same_address(state_dir, make_s
         await asyncio.wait_for(supervisor.wait_ready(), 15)
         before = child(supervisor, "one")
         os.kill(before.pid, signal.SIGKILL)
-        await until(lambda: child(supervisor, "one").restarts == 1)
-        await until(lambda: child(supervisor, "one").state == "ready")
+        await eventually(lambda: child(supervisor, "one").restarts == 1, within_s=15)
+        await eventually(lambda: child(supervisor, "one").state == "ready", within_s=15)
         after = child(supervisor, "one")
         assert after.address == before.address
         assert after.pid != before.pid
@@ -126,9 +121,9 @@ async def test_shows_a_child_that_is_not_ready_for_a_while(state_dir, make_spec,
     async with supervised(state_dir, spec) as supervisor:
         await asyncio.wait_for(supervisor.wait_ready(), 15)
         flag.touch()
-        await until(lambda: child(supervisor, "one").state == "not ready")
+        await eventually(lambda: child(supervisor, "one").state == "not ready", within_s=15)
         flag.unlink()
-        await until(lambda: child(supervisor, "one").state == "ready")
+        await eventually(lambda: child(supervisor, "one").state == "ready", within_s=15)
         assert child(supervisor, "one").restarts == 0
 
 
@@ -141,7 +136,7 @@ async def test_stop_takes_grandchildren_and_the_deaf_with_it(
     async with supervised(state_dir, spec) as supervisor:
         await asyncio.wait_for(supervisor.wait_ready(), 15)
         pids = [child(supervisor, "deaf").pid, int(pid_file.read_text())]
-    await until(lambda: not any(is_running(pid) for pid in pids), within_s=2)
+    await eventually(lambda: not any(is_running(pid) for pid in pids), within_s=2)
 
 
 async def test_a_dead_child_leaves_no_grandchildren(state_dir, make_spec, tmp_path) -> None:
@@ -152,7 +147,7 @@ async def test_a_dead_child_leaves_no_grandchildren(state_dir, make_spec, tmp_pa
         await asyncio.wait_for(supervisor.wait_ready(), 15)
         grandchild = int(pid_file.read_text())
         os.kill(child(supervisor, "one").pid, signal.SIGKILL)
-        await until(lambda: not is_running(grandchild))
+        await eventually(lambda: not is_running(grandchild), within_s=15)
 
 
 async def test_stop_before_anything_is_ready_leaves_nothing(state_dir, make_spec) -> None:

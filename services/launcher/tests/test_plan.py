@@ -1,0 +1,109 @@
+"""What a fleet is made of."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace_launcher.fleet_view import Role
+from headrace_launcher.plan import ChildSpec, FleetOptions, num_ports, plan_fleet
+
+PORTS = list(range(20_000, 20_100))
+
+
+def plan(**changes: Any) -> dict[str, ChildSpec]:
+    values: dict[str, Any] = {
+        "state_dir": Path("/state"),
+        "host": "127.0.0.1",
+        "port": 8080,
+        "num_workers": 2,
+        "model_path": Path("/model"),
+        "model_name": "m",
+        "valkey_server": Path("/bin/valkey-server"),
+        "kafka_broker": Path("/bin/tansu"),
+        "num_cpus": 8,
+    }
+    options = FleetOptions(**{**values, **changes})
+    return {spec.name: spec for spec in plan_fleet(options, PORTS[: num_ports(options)])}
+
+
+def test_lists_every_part_in_the_order_of_its_start() -> None:
+    """Stores, services, workers, and the gateway last."""
+    assert list(plan()) == [
+        "valkey", "kafka", "billing", "cache-index", "router", "guard", "ratelimit", "worker-1",
+        "worker-2", "gateway",
+    ]  # fmt: skip
+
+
+def test_stops_the_gateway_first_and_the_stores_last() -> None:
+    """What takes requests leaves before what serves it."""
+    stage = {name: spec.stop_stage for name, spec in plan().items()}
+    assert stage["gateway"] < stage["worker-1"] == stage["worker-2"] < stage["router"]
+    assert stage["router"] < stage["billing"] < stage["kafka"] == stage["valkey"]
+
+
+def test_no_two_parts_share_an_address_and_all_but_the_gateway_are_on_loopback() -> None:
+    """Every service and every metrics page has a port of its own."""
+    specs = plan(host="0.0.0.0").values()
+    addresses = [s.address for s in specs] + [s.metrics_address for s in specs if s.metrics_address]
+    assert len(set(addresses)) == len(addresses) == 2 + 2 * 8
+    assert [a for a in addresses if not a.startswith("127.0.0.1:")] == ["0.0.0.0:8080"]
+
+
+def test_wires_the_services_to_each_other() -> None:
+    """Each address that a service is given is the address that the other one listens on."""
+    specs = plan()
+    gateway = specs["gateway"].environment
+    for peer in ("router", "guard", "ratelimit", "billing"):
+        assert gateway[f"HEADRACE_GATEWAY_{peer.upper()}_ADDRESS"] == specs[peer].address
+    workers = ",".join(specs[name].address for name in ("worker-1", "worker-2"))
+    assert specs["router"].environment["HEADRACE_ROUTER_WORKERS"] == workers
+    for name in ("router", "cache-index", "ratelimit"):
+        prefix = f"HEADRACE_{name.replace('-', '_').upper()}_"
+        assert (
+            specs[name].environment[prefix + "REDIS_URL"] == f"redis://{specs['valkey'].address}/0"
+        )
+    kafka = specs["kafka"].address
+    assert gateway["HEADRACE_GATEWAY_KAFKA_BOOTSTRAP"] == kafka
+    assert specs["billing"].environment["HEADRACE_BILLING_KAFKA_BOOTSTRAP"] == kafka
+    worker = specs["worker-2"].environment
+    assert worker["HEADRACE_WORKER_CACHE_INDEX_ADDRESS"] == specs["cache-index"].address
+    assert worker["HEADRACE_WORKER_WORKER_ID"] == "worker-2"
+    assert worker["HEADRACE_WORKER_MODEL_PATH"] == "/model"
+
+
+def test_every_service_runs_as_its_module_with_this_python() -> None:
+    """``python -m headrace_x``, also when the service's name has a hyphen."""
+    specs = plan()
+    assert specs["cache-index"].argv == (sys.executable, "-m", "headrace_cache_index")
+    assert specs["worker-2"].argv == (sys.executable, "-m", "headrace_worker")
+
+
+def test_stores_of_the_operator_are_used_instead_of_embedded_ones() -> None:
+    """With URLs given, neither valkey-server nor the broker is started or waited for."""
+    specs = plan(
+        redis_url="redis://r:1/0", kafka_bootstrap="k:2", database_url="postgresql+psycopg://d"
+    )
+    assert not [spec for spec in specs.values() if spec.role is Role.STORE]
+    assert specs["billing"].needs == ()
+    assert specs["ratelimit"].environment["HEADRACE_RATELIMIT_REDIS_URL"] == "redis://r:1/0"
+    assert specs["gateway"].environment["HEADRACE_GATEWAY_KAFKA_BOOTSTRAP"] == "k:2"
+    billing = specs["billing"].environment
+    assert billing["HEADRACE_BILLING_DATABASE_URL"] == "postgresql+psycopg://d"
+
+
+@pytest.mark.parametrize(
+    ("num_cpus", "workers", "threads"), [(2, 2, "1"), (8, 2, "4"), (2, 4, "1")]
+)
+def test_workers_share_the_cores(num_cpus: int, workers: int, threads: str) -> None:
+    """Never more threads than cores, at least one each; an operator's own value would win."""
+    defaults = plan(num_cpus=num_cpus, num_workers=workers)["worker-1"].defaults
+    assert defaults["HEADRACE_WORKER_NUM_THREADS"] == threads
+    assert defaults["OMP_NUM_THREADS"] == threads
+
+
+def test_the_public_listener_is_where_the_operator_wants_it() -> None:
+    """``--host`` and ``--port`` are the gateway's."""
+    specs = plan(host="0.0.0.0", port=9999)
+    assert specs["gateway"].environment["HEADRACE_GATEWAY_LISTEN"] == "0.0.0.0:9999"
