@@ -1,0 +1,89 @@
+"""The block-hash chain: one implementation for gateway, router, index and worker.
+
+A block hash is keyed BLAKE2b (RFC 7693) with a 16-byte digest over the parent's hash and the
+block's token ids as little-endian uint32. The key is derived from everything that must separate
+caches: model fingerprint, adapter and the tenant's cache salt. Only full blocks have a hash; the
+first block's parent is 16 zero bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from array import array
+from collections.abc import Sequence
+
+ALGORITHM = "blake2b-128-keyed/1"
+HASH_BYTES = 16
+ROOT = bytes(HASH_BYTES)
+BLOCK_SIZE_TOKENS = 16
+_SELF_TEST_TOKENS = tuple(range(1, 34))
+
+
+def chain_key(model_fingerprint: str, adapter: str = "", cache_salt: bytes = b"") -> bytes:
+    """Derive the 32-byte key of a chain; any change of an argument changes every hash."""
+    digest = hashlib.blake2b(digest_size=32, person=b"headrace-chain-1")
+    for part in (model_fingerprint.encode(), adapter.encode(), cache_salt):
+        digest.update(struct.pack("<I", len(part)) + part)
+    return digest.digest()
+
+
+def chain(
+    key: bytes,
+    token_ids: Sequence[int],
+    block_size: int = BLOCK_SIZE_TOKENS,
+    parent: bytes = ROOT,
+) -> list[bytes]:
+    """Hash the full blocks of *token_ids*, each over its parent.
+
+    Args:
+        key: from `chain_key`.
+        token_ids: ids in order; a rest shorter than a block is left out.
+        block_size: tokens per block.
+        parent: hash of the block before the first one, `ROOT` at the start.
+
+    Returns:
+        One 16-byte hash per full block.
+    """
+    num_blocks = len(token_ids) // block_size
+    if num_blocks == 0:
+        return []
+    packed = _pack(token_ids[: num_blocks * block_size])
+    width = 4 * block_size
+    base = hashlib.blake2b(key=key, digest_size=HASH_BYTES)
+    hashes = []
+    for start in range(0, len(packed), width):
+        state = base.copy()
+        state.update(parent)
+        state.update(packed[start : start + width])
+        parent = state.digest()
+        hashes.append(parent)
+    return hashes
+
+
+def self_test(model_fingerprint: str, block_size: int) -> bytes:
+    """Hash a fixed token sequence: peers compare it before they trust each other's hashes."""
+    tokens = _SELF_TEST_TOKENS * (1 + block_size // len(_SELF_TEST_TOKENS))
+    return chain(chain_key(model_fingerprint), tokens, block_size)[-1]
+
+
+def join(hashes: Sequence[bytes]) -> bytes:
+    """Join hashes for the wire."""
+    return b"".join(hashes)
+
+
+def split(joined: bytes) -> list[bytes]:
+    """Split joined hashes.
+
+    Raises:
+        ValueError: the length is no multiple of 16.
+    """
+    if len(joined) % HASH_BYTES:
+        raise ValueError(f"block hashes: {len(joined)} bytes is no multiple of {HASH_BYTES}")
+    return [joined[i : i + HASH_BYTES] for i in range(0, len(joined), HASH_BYTES)]
+
+
+def _pack(token_ids: Sequence[int]) -> bytes:
+    if array("I").itemsize == 4 and struct.pack("=I", 1) == struct.pack("<I", 1):
+        return array("I", token_ids).tobytes()
+    return struct.pack(f"<{len(token_ids)}I", *token_ids)

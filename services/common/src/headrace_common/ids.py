@@ -1,0 +1,42 @@
+"""Typed identities and how they are drawn.
+
+Request ids sort by time (a ULID: 48 bits of milliseconds, 80 random bits; github.com/ulid/spec),
+which keeps ledger indexes append-mostly.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import NewType
+
+from headrace_common.clock import Clock
+
+RequestId = NewType("RequestId", str)
+TenantId = NewType("TenantId", str)
+KeyId = NewType("KeyId", str)
+LeaseId = NewType("LeaseId", str)
+
+_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}\Z")
+
+
+def ulid(clock: Clock) -> str:
+    """Return a fresh 26-character ULID."""
+    value = (int(clock.unix_s() * 1000) << 80) | secrets.randbits(80)
+    return "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
+
+
+def new_request_id(clock: Clock) -> RequestId:
+    """Return a fresh request id, `req_` and a ULID."""
+    return RequestId("req_" + ulid(clock))
+
+
+def new_incarnation(clock: Clock) -> int:
+    """Return a number that grows with each start of a process, in milliseconds of wall time."""
+    return int(clock.unix_s() * 1000)
+
+
+def is_slug(text: str) -> bool:
+    """Tell whether *text* may name a tenant or project: a-z 0-9 _ -, 1 to 64 characters."""
+    return _SLUG.match(text) is not None

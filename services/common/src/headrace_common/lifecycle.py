@@ -1,0 +1,98 @@
+"""A process's life: start, ready, drain on SIGTERM or SIGINT, leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import uvloop
+
+_log = logging.getLogger(__name__)
+
+
+class Lifecycle:
+    """States of a service.
+
+    ::
+
+        starting --set_ready(True)--> ready --stop signal--> stopping
+
+    `is_ready` may be read from any thread.
+    """
+
+    def __init__(self) -> None:
+        self.stopping = asyncio.Event()
+        self._ready = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether new work is welcome."""
+        return self._ready and not self.stopping.is_set()
+
+    def set_ready(self, ready: bool) -> None:
+        """Say whether new work is welcome."""
+        self._ready = ready
+
+    def install_signals(self) -> None:
+        """Let SIGTERM and SIGINT set `stopping`; a second one ends the process at once."""
+        loop = asyncio.get_running_loop()
+
+        def stop(number: int) -> None:
+            if self.stopping.is_set():
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            self.stopping.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop, number)
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:  # Any: the coroutine's own send types
+    """Run a service's main coroutine on uvloop."""
+    uvloop.run(main)
+
+
+async def supervise(
+    name: str,
+    body: Callable[[], Awaitable[None]],
+    *,
+    first_delay_s: float = 0.1,
+    max_delay_s: float = 5.0,
+    on_failure: Callable[[], None] | None = None,
+) -> None:
+    """Run *body* again and again until cancelled; back off while it fails.
+
+    A body that returns is started again after the first delay. Failures are logged once per change
+    of text, counted by *on_failure*.
+    """
+    delay_s, last = first_delay_s, ""
+    while True:
+        started = asyncio.get_running_loop().time()
+        try:
+            await body()
+            text = ""
+        except Exception as error:  # noqa: BLE001 - supervised loop: one failure must not end the service
+            text = f"{type(error).__name__}: {error}"
+            if on_failure is not None:
+                on_failure()
+        if text and text != last:
+            _log.warning("%s failed, will go on: %s", name, text)
+        last = text
+        if asyncio.get_running_loop().time() - started > 10 * max_delay_s:
+            delay_s = first_delay_s
+        await asyncio.sleep(delay_s)
+        delay_s = min(delay_s * 2, max_delay_s) if text else first_delay_s
+
+
+async def cancel_and_wait(*tasks: asyncio.Task[Any] | None) -> None:  # Any: results are dropped
+    """Cancel tasks and wait until they are gone; their exceptions are dropped."""
+    live = [task for task in tasks if task is not None]
+    for task in live:
+        task.cancel()
+    for task in live:
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task

@@ -1,0 +1,104 @@
+"""Metrics and health over HTTP, on a thread of its own so that a busy loop still answers.
+
+Each service has a `metrics.py` with one class that makes all its collectors in a given registry;
+docs/METRICS.md is rendered from those. Label values come from small enums, never from callers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+# Seconds. TTFT and similar: from a cache hit on a GPU to a long prompt on a CPU.
+LATENCY_BUCKETS_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
+)  # fmt: skip
+
+
+def new_registry() -> CollectorRegistry:
+    """Return a registry that already holds the process's own metrics (memory, CPU, descriptors)."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    return registry
+
+
+class RpcMetrics:
+    """Calls served, by method and outcome, for every gRPC service."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.calls = Counter(
+            "headrace_rpc_calls",
+            "Calls that ended, by method and gRPC code.",
+            ["method", "code"],
+            registry=registry,
+        )
+        self.duration_s = Histogram(
+            "headrace_rpc_duration_seconds",
+            "Time from a call's start to its end.",
+            ["method"],
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self.running = Gauge(
+            "headrace_rpc_running", "Calls being served.", ["method"], registry=registry
+        )
+
+
+class ObservabilityServer:
+    """Serves /metrics, /health (the process lives) and /ready (it may get work).
+
+    Args:
+        host: address to bind.
+        port: 0 = any free one, see `port`.
+        registry: what /metrics shows.
+        is_ready: called on the HTTP thread; must be cheap and thread-safe.
+    """
+
+    def __init__(
+        self, host: str, port: int, registry: CollectorRegistry, is_ready: Callable[[], bool]
+    ) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                status, kind, body = _answer(self.path, registry, is_ready)
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Scrapes are not worth a line."""
+
+        self._server = ThreadingHTTPServer((host, port), Handler)
+        self._server.daemon_threads = True
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="observability", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving and free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=2)
+
+
+def _answer(
+    path: str, registry: CollectorRegistry, is_ready: Callable[[], bool]
+) -> tuple[int, str, bytes]:
+    match path.partition("?")[0]:
+        case "/metrics":
+            return 200, CONTENT_TYPE_LATEST, generate_latest(registry)
+        case "/health":
+            return 200, "application/json", b'{"status":"ok"}'
+        case "/ready":
+            ready = is_ready()
+            body = b'{"status":"ready"}' if ready else b'{"status":"not ready"}'
+            return 200 if ready else 503, "application/json", body
+        case _:
+            return 404, "application/json", b'{"error":"try /metrics, /health or /ready"}'

@@ -1,0 +1,34 @@
+"""Money as whole nano-USD. No floats, no rounding before an invoice line.
+
+1 USD = 10**9 nano-USD, and a price of 1 USD per million tokens is 1,000 nano-USD per token, so even
+0.003 USD per million (3 nano-USD) stays exact.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal, InvalidOperation
+
+NANO_PER_USD = 1_000_000_000
+
+
+def nano_usd_from_text(text: str) -> int:
+    """Parse a decimal USD amount such as ``"12.50"`` exactly.
+
+    Raises:
+        ValueError: not a number, negative, or finer than one nano-USD.
+    """
+    try:
+        nano = Decimal(text) * NANO_PER_USD
+    except InvalidOperation as error:
+        raise ValueError(f"not an amount in USD: {text!r}") from error
+    if not nano.is_finite() or nano < 0 or nano != nano.to_integral_value():
+        raise ValueError(f"an amount in USD must be >= 0 and whole in nano-USD: {text!r}")
+    return int(nano)
+
+
+def usd_text(nano_usd: int) -> str:
+    """Render nano-USD as a plain decimal USD amount without loss, at least two digits long."""
+    sign, nano = ("-", -nano_usd) if nano_usd < 0 else ("", nano_usd)
+    whole, fraction = divmod(nano, NANO_PER_USD)
+    digits = f"{fraction:09d}".rstrip("0").ljust(2, "0")
+    return f"{sign}{whole}.{digits}"

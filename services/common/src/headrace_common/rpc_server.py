@@ -1,0 +1,122 @@
+"""The gRPC server of every service: its contracts, sessions, health and reflection."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, cast
+
+import grpc
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message import Message
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from grpc_status import rpc_status
+
+from headrace_common.errors import HeadraceError
+from headrace_common.metrics import RpcMetrics
+from headrace_common.rpc import CHANNEL_OPTIONS, BoundMethod, Call, bind, serving
+from headrace_common.rpc_status import to_status
+from headrace_common.session import SessionServicer, session_descriptor
+
+
+def _generic_handler(
+    methods: Iterable[BoundMethod], metrics: RpcMetrics | None
+) -> list[grpc.GenericRpcHandler]:
+    by_service: dict[str, dict[str, grpc.RpcMethodHandler[Message, Message]]] = {}
+    for method in methods:
+        service, _, name = method.name.partition("/")
+        by_service.setdefault(service, {})[name] = grpc.stream_stream_rpc_method_handler(
+            _plain(method, metrics),
+            request_deserializer=method.request.FromString,
+            response_serializer=lambda message: message.SerializeToString(),
+        )
+    return [grpc.method_handlers_generic_handler(s, h) for s, h in by_service.items()]
+
+
+def _plain(
+    method: BoundMethod, metrics: RpcMetrics | None
+) -> Callable[..., AsyncIterator[Message]]:
+    # Unary and streaming calls look the same on the wire, so one shape of handler serves all four.
+    async def handle(
+        requests: AsyncIterator[Message], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[Message]:  # Any: grpc's own request and response types
+        metadata = dict(context.invocation_metadata() or ())
+        answers = method.start(requests, Call(context.time_remaining()))
+        try:
+            with serving(method, str(metadata.get("traceparent", "")), metrics):
+                async for answer in answers:
+                    yield answer
+        except HeadraceError as error:
+            await context.abort_with_status(rpc_status.to_status(to_status(error)))
+        finally:
+            await cast("Any", answers).aclose()  # Any: AsyncIterator has no aclose, generators do
+
+    return handle
+
+
+class RpcServer:
+    """A gRPC server: the given contracts, sessions, health and reflection.
+
+    Args:
+        address: host:port; port 0 takes any free one, see `port`.
+        services: pairs of contract descriptor and servicer.
+        metrics: where calls are counted.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        services: list[tuple[ServiceDescriptor, object]],
+        metrics: RpcMetrics | None = None,
+    ) -> None:
+        methods = [
+            method for descriptor, servicer in services for method in bind(descriptor, servicer)
+        ]
+        self._sessions = SessionServicer(methods, metrics)
+        self._server = grpc.aio.server(options=[*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)])
+        self._server.add_generic_rpc_handlers(_generic_handler(methods, metrics))
+        self._server.add_generic_rpc_handlers(
+            _generic_handler(bind(session_descriptor(), self._sessions), None)
+        )
+        self._names = [descriptor.full_name for descriptor, _ in services]
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            [*self._names, session_descriptor().full_name, reflection.SERVICE_NAME], self._server
+        )
+        self.address = address
+        self.port = 0
+
+    async def start(self) -> None:
+        """Bind and serve; not ready until `set_ready`.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        try:
+            self.port = self._server.add_insecure_port(self.address)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {self.address}: in use or not ours") from error
+        await self._server.start()
+        await self.set_ready(False)
+
+    @property
+    def num_running(self) -> int:
+        """Session calls being served."""
+        return self._sessions.num_running
+
+    async def set_ready(self, ready: bool) -> None:
+        """Answer the gRPC health protocol for all services."""
+        status = (
+            health_pb2.HealthCheckResponse.SERVING
+            if ready
+            else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        for name in ("", *self._names):
+            await self._health.set(name, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls, let running ones end for *grace_s* seconds, then cut them."""
+        await self.set_ready(False)
+        await self._sessions.drain(grace_s)
+        await self._server.stop(1.0)

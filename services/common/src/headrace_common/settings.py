@@ -1,0 +1,103 @@
+"""Base of every service's settings: the environment, read once, checked, frozen."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any, ClassVar, Self
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+_log = logging.getLogger(__name__)
+
+
+class SettingsError(Exception):
+    """The environment does not make valid settings; the message lists every mistake."""
+
+
+class ServiceSettings(BaseSettings):
+    """Settings of one service. Subclasses set ``prefix`` and ``model_config`` through `config`.
+
+    Every field has a unit in its name, bounds and a description; secrets are `SecretStr`.
+    """
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid")
+    prefix: ClassVar[str] = ""
+
+    @classmethod
+    def load(cls, **overrides: Any) -> Self:  # Any: field values, validated by pydantic
+        """Read the environment; keyword arguments win over it.
+
+        Raises:
+            SettingsError: a value is wrong, or a variable with the service's prefix is unknown.
+        """
+        known = {f"{cls.prefix}{name}".upper() for name in cls.model_fields}
+        unknown = sorted(
+            name for name in os.environ if name.startswith(cls.prefix) and name not in known
+        )
+        if unknown:
+            raise SettingsError(
+                f"unknown setting(s) {', '.join(unknown)}; known are {', '.join(sorted(known))}"
+            )
+        try:
+            return cls(**overrides)
+        except ValidationError as error:
+            raise SettingsError(_explain(cls.prefix, error)) from error
+
+    @classmethod
+    def load_or_exit(cls, **overrides: Any) -> Self:  # Any: as in load
+        """`load`, but end the process with code 2 and the message on stderr if it fails."""
+        try:
+            return cls.load(**overrides)
+        except SettingsError as error:
+            sys.stderr.write(f"{cls.prefix.rstrip('_').lower()}: {error}\n")
+            raise SystemExit(2) from error
+
+    def log_values(self) -> None:
+        """Log every value once; secrets stay hidden."""
+        values = {name: "***" if isinstance(value, SecretStr) else value for name, value in self}
+        _log.info("settings %s", values)
+
+
+def _explain(prefix: str, error: ValidationError) -> str:
+    lines = [
+        f"{prefix}{'_'.join(str(part) for part in item['loc']).upper()}: {item['msg']}"
+        for item in error.errors()
+    ]
+    return "; ".join(lines)
+
+
+def config(prefix: str) -> SettingsConfigDict:
+    """Return the pydantic configuration for environment variables that start with *prefix*."""
+    return SettingsConfigDict(env_prefix=prefix, frozen=True, extra="forbid")
+
+
+_ADDRESS = r"^[^\s:]+:\d{1,5}$"
+
+
+class RpcServiceSettings(ServiceSettings):
+    """What every service that listens has."""
+
+    listen: str = Field(
+        "127.0.0.1:0", pattern=_ADDRESS, description="host:port to serve on; port 0: a free one."
+    )
+    metrics_listen: str = Field(
+        "127.0.0.1:0", pattern=_ADDRESS, description="host:port of /metrics, /health and /ready."
+    )
+    drain_grace_s: float = Field(
+        20.0, ge=0, le=3600, description="Time for running work to finish after SIGTERM. Seconds."
+    )
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Split ``host:port``.
+
+    Raises:
+        ValueError: no port, or not a number.
+    """
+    host, _, port = address.rpartition(":")
+    if not host:
+        raise ValueError(f"{address!r} is not host:port")
+    return host, int(port)

@@ -1,0 +1,156 @@
+"""Logs and traces: one set-up call per process, and the two helpers that code uses.
+
+Spans go to an OTLP endpoint, to a JSON-lines file, or nowhere. An exporter that fails never touches
+the request path: spans queue in memory and are dropped when the queue is full.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import ClassVar
+
+from opentelemetry import propagate, trace
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+from opentelemetry.trace import Span, SpanKind, StatusCode
+from pydantic import Field
+
+from headrace_common.settings import ServiceSettings, config
+
+_MAX_FILE_BYTES = 64 * 2**20
+_TRACER = "headrace"
+
+Attributes = Mapping[str, str | int | float | bool]
+
+
+class TelemetrySettings(ServiceSettings):
+    """Where logs and traces of any service go."""
+
+    prefix: ClassVar[str] = "HEADRACE_TELEMETRY_"
+    model_config = config(prefix)
+
+    log_level: str = Field(
+        "INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Least severity that is logged."
+    )
+    trace_dir: Path | None = Field(
+        None, description="Folder for <service>.jsonl span files; unset = none."
+    )
+    otlp_endpoint: str = Field(
+        "", description="OTLP/gRPC collector, e.g. http://127.0.0.1:4317; empty = none."
+    )
+    sample_ratio: float = Field(
+        0.05, ge=0, le=1, description="Share of new traces that is recorded."
+    )
+
+
+class JsonLinesExporter(SpanExporter):
+    """Appends one JSON object per span to a file; at 64 MiB the file is moved to `<file>.1`."""
+
+    def __init__(self, path: Path, service: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path, self._service = path, service
+        self._file = path.open("a", encoding="utf-8")
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Write the spans; a full disk loses them and says so by the result."""
+        try:
+            self._file.write("".join(json.dumps(self._row(span)) + "\n" for span in spans))
+            self._file.flush()
+            if self._file.tell() > _MAX_FILE_BYTES:
+                self._file.close()
+                self._path.replace(self._path.with_suffix(".jsonl.1"))
+                self._file = self._path.open("a", encoding="utf-8")
+        except OSError:
+            return SpanExportResult.FAILURE
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _row(self, span: ReadableSpan) -> dict[str, object]:
+        context = span.get_span_context()
+        start, end = span.start_time or 0, span.end_time or 0
+        return {
+            "trace_id": f"{context.trace_id:032x}" if context else "",
+            "span_id": f"{context.span_id:016x}" if context else "",
+            "parent_id": f"{span.parent.span_id:016x}" if span.parent else "",
+            "service": self._service,
+            "name": span.name,
+            "start_unix_us": start // 1000,
+            "duration_us": (end - start) // 1000,
+            "attributes": dict(span.attributes or {}),
+            "error": span.status.description or ""
+            if span.status.status_code is StatusCode.ERROR
+            else "",
+        }
+
+
+class Telemetry:
+    """The process's logging and tracing. Make one, at start, after any fork."""
+
+    def __init__(self, service: str, settings: TelemetrySettings) -> None:
+        logging.basicConfig(
+            level=settings.log_level,
+            stream=sys.stderr,
+            format=f"%(asctime)s %(levelname)s {service} %(name)s: %(message)s",
+        )
+        logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+        self._provider = TracerProvider(
+            resource=Resource.create({"service.name": service}),
+            sampler=ParentBasedTraceIdRatio(settings.sample_ratio),
+        )
+        if settings.trace_dir is not None:
+            self._add(JsonLinesExporter(settings.trace_dir / f"{service}.jsonl", service))
+        if settings.otlp_endpoint:
+            self._add(OTLPSpanExporter(endpoint=settings.otlp_endpoint, timeout=2))
+        trace.set_tracer_provider(self._provider)
+
+    def shutdown(self) -> None:
+        """Write out what is queued; bounded to two seconds."""
+        self._provider.force_flush(2000)
+        self._provider.shutdown()
+
+    def _add(self, exporter: SpanExporter) -> None:
+        self._provider.add_span_processor(
+            BatchSpanProcessor(exporter, max_queue_size=16_384, schedule_delay_millis=500)
+        )
+
+
+@contextmanager
+def span(
+    name: str,
+    *,
+    traceparent: str | None = None,
+    kind: SpanKind = SpanKind.INTERNAL,
+    attributes: Attributes | None = None,
+) -> Iterator[Span]:
+    """Run a block inside a span, the current one's child or *traceparent*'s.
+
+    An exception ends the span as failed and goes on up.
+    """
+    parent = propagate.extract({"traceparent": traceparent}) if traceparent else None
+    tracer = trace.get_tracer(_TRACER)
+    with tracer.start_as_current_span(name, context=parent, kind=kind, attributes=attributes) as it:
+        yield it
+
+
+def current_traceparent() -> str:
+    """Return the W3C trace context of the current span; empty if there is none."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return carrier.get("traceparent", "")
+
+
+def current_trace_id() -> str:
+    """Return the current trace id as 32 hex digits; empty if there is none."""
+    context = trace.get_current_span().get_span_context()
+    return f"{context.trace_id:032x}" if context.is_valid else ""

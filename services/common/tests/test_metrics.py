@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+
+import pytest
+
+from headrace_common.metrics import ObservabilityServer, RpcMetrics, new_registry
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+@pytest.fixture
+def readiness():
+    return {"ready": False}
+
+
+@pytest.fixture
+def port(readiness):
+    registry = new_registry()
+    RpcMetrics(registry).calls.labels("headrace.x/Y", "OK").inc()
+    server = ObservabilityServer("127.0.0.1", 0, registry, lambda: readiness["ready"])
+    yield server.port
+    server.close()
+
+
+def test_health_says_alive_while_ready_says_whether_work_is_welcome(port, readiness) -> None:
+    assert get(port, "/health")[0] == 200
+    assert get(port, "/ready")[0] == 503
+    readiness["ready"] = True
+    assert get(port, "/ready")[0] == 200
+
+
+def test_metrics_are_served_in_prometheus_text(port) -> None:
+    status, text = get(port, "/metrics")
+    assert status == 200
+    assert 'headrace_rpc_calls_total{code="OK",method="headrace.x/Y"} 1.0' in text
+    assert "process_resident_memory_bytes" in text
+
+
+def test_other_paths_say_what_there_is(port) -> None:
+    status, text = get(port, "/nothing")
+    assert status == 404
+    assert "/metrics" in text

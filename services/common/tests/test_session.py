@@ -1,0 +1,280 @@
+"""The session keeps gRPC's meaning; each rule holds through the session and through plain gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from headrace_common.errors import (
+    BY_REASON,
+    Deadline,
+    HeadraceError,
+    Internal,
+    RateLimited,
+    ReplicaDraining,
+    ReplicaLost,
+    Unimplemented,
+    from_reason,
+)
+from headrace_common.rpc import Call, MethodRef, call_stream, call_unary, method_ref, open_channel
+from headrace_common.rpc_server import RpcServer
+from headrace_common.session import WINDOW, SessionClient
+from headrace_contracts.guard.v1 import guard_pb2
+from headrace_contracts.guard.v1.guard_pb2 import (
+    CheckInputRequest,
+    CheckInputResponse,
+    CheckOutputRequest,
+    CheckOutputResponse,
+)
+from headrace_contracts.worker.v1 import worker_pb2
+from headrace_testing.waiting import eventually
+
+GUARD = guard_pb2.DESCRIPTOR.services_by_name["Guard"]
+WORKER = worker_pb2.DESCRIPTOR.services_by_name["Worker"]
+UNARY = method_ref(GUARD, "CheckInput", CheckInputRequest, CheckInputResponse)
+BIDI = method_ref(GUARD, "CheckOutput", CheckOutputRequest, CheckOutputResponse)
+
+
+class EchoGuard:
+    """Answers by what the request id says, so that each test can choose."""
+
+    def __init__(self) -> None:
+        self.cancelled = 0
+        self.produced = 0
+        self.gate = asyncio.Event()
+
+    async def CheckInput(  # noqa: N802 - contract name
+        self, request: CheckInputRequest, call: Call
+    ) -> CheckInputResponse:
+        what, _, rest = request.request_id.partition(":")
+        match what:
+            case "error":
+                raise from_reason(
+                    rest, "said so", param="p", retry_after_s=1.5, metadata={"limit": "rpm"}
+                )
+            case "crash":
+                raise ValueError("a secret from inside")
+            case "hang":
+                try:
+                    await asyncio.sleep(60)
+                finally:
+                    self.cancelled += 1
+            case "wait":
+                await self.gate.wait()
+            case "left":
+                rest = f"{call.time_left_s():.1f}"
+        return CheckInputResponse(verdict=guard_pb2.Verdict(reason=rest))
+
+    async def CheckOutput(  # noqa: N802 - contract name
+        self, requests: AsyncIterator[CheckOutputRequest], call: Call
+    ) -> AsyncIterator[CheckOutputResponse]:
+        try:
+            async for request in requests:
+                if request.text.text == "fail":
+                    raise RateLimited("in the middle", retry_after_s=2)
+                for _ in range(max(1, request.text.choice_idx)):
+                    self.produced += 1
+                    yield CheckOutputResponse(released=request.text.text)
+        finally:
+            self.cancelled += 1
+
+
+class Fixture:
+    def __init__(self, server: RpcServer, guard: EchoGuard, client: SessionClient) -> None:
+        self.server, self.guard, self.client = server, guard, client
+        self.address = client.address
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Fixture]:
+    guard = EchoGuard()
+    server = RpcServer("127.0.0.1:0", [(GUARD, guard)])
+    await server.start()
+    client = SessionClient(f"127.0.0.1:{server.port}")
+    yield Fixture(server, guard, client)
+    await client.close()
+    await server.stop(0)
+
+
+def ask(text: str) -> CheckInputRequest:
+    return CheckInputRequest(request_id=text)
+
+
+def say(text: str, repeat: int = 1) -> CheckOutputRequest:
+    return CheckOutputRequest(text=guard_pb2.OutputText(text=text, choice_idx=repeat))
+
+
+async def by_session(
+    peer: Fixture, request: CheckInputRequest, timeout_s: float = 5
+) -> CheckInputResponse:
+    return await peer.client.unary(UNARY, request, timeout_s=timeout_s)
+
+
+async def by_plain_call(
+    peer: Fixture, request: CheckInputRequest, timeout_s: float = 5
+) -> CheckInputResponse:
+    async with open_channel(peer.address) as channel:
+        return await call_unary(channel, UNARY, request, timeout_s)
+
+
+WAYS = pytest.mark.parametrize("way", [by_session, by_plain_call])
+
+
+@WAYS
+async def test_an_answer_comes_back(peer, way) -> None:
+    assert (await way(peer, ask("echo:hello"))).verdict.reason == "hello"
+
+
+@WAYS
+@pytest.mark.parametrize("reason", sorted(set(BY_REASON) - {"INTERNAL"}))
+async def test_every_error_arrives_as_the_same_class(peer, way, reason) -> None:
+    """Reason, message, param, retry time and metadata survive the wire."""
+    with pytest.raises(BY_REASON[reason]) as caught:
+        await way(peer, ask(f"error:{reason}"))
+    error = caught.value
+    assert type(error) is BY_REASON[reason]
+    assert (error.public_message, error.param) == ("said so", "p")
+    assert error.retry_after_s == 1.5
+    assert error.metadata == {"limit": "rpm"}
+
+
+@WAYS
+async def test_a_crash_tells_nothing_from_inside(peer, way) -> None:
+    with pytest.raises(Internal) as caught:
+        await way(peer, ask("crash"))
+    assert "secret" not in caught.value.public_message
+
+
+@WAYS
+async def test_a_deadline_ends_the_call_on_both_sides(peer, way) -> None:
+    with pytest.raises(Deadline):
+        await way(peer, ask("hang"), timeout_s=0.2)
+    await eventually(lambda: peer.guard.cancelled == 1)
+
+
+async def test_the_server_knows_the_deadline(peer) -> None:
+    answer = await by_session(peer, ask("left"), timeout_s=7)
+    assert 6 < float(answer.verdict.reason) <= 7
+
+
+async def test_leaving_a_call_cancels_it_at_the_server(peer) -> None:
+    task = asyncio.create_task(by_session(peer, ask("hang"), timeout_s=30))
+    await eventually(lambda: peer.server.num_running == 1)
+    task.cancel()
+    await eventually(lambda: peer.guard.cancelled == 1)
+
+
+async def test_many_calls_share_one_stream_and_do_not_mix(peer) -> None:
+    answers = await asyncio.gather(*[by_session(peer, ask(f"echo:{i}")) for i in range(300)])
+    assert [a.verdict.reason for a in answers] == [str(i) for i in range(300)]
+
+
+async def test_a_bidirectional_call_answers_as_it_goes(peer) -> None:
+    async with await peer.client.start(BIDI) as call:
+        for text in ("one", "two"):
+            call.send(say(text))
+            answer = await call.receive()
+            assert answer is not None
+            assert answer.released == text
+        call.half_close()
+        assert await call.receive() is None
+
+
+async def test_an_error_in_mid_stream_arrives_after_the_messages_before_it(peer) -> None:
+    async with await peer.client.start(BIDI) as call:
+        call.send(say("ok"))
+        call.send(say("fail"))
+        assert (await call.receive()).released == "ok"
+        with pytest.raises(RateLimited):
+            await call.receive()
+
+
+async def test_a_reader_that_does_not_read_stops_the_writer(peer) -> None:
+    """The server produces no more than the window; reading lets it go on, and nothing is lost."""
+    async with await peer.client.start(BIDI) as call:
+        call.send(say("x", repeat=500))
+        call.half_close()
+        await asyncio.sleep(0.3)
+        assert peer.guard.produced <= WINDOW + 1
+        assert len([m async for m in call]) == 500
+
+
+async def test_closing_a_stream_early_cancels_it(peer) -> None:
+    async with await peer.client.start(BIDI) as call:
+        call.send(say("x"))
+        await call.receive()
+    await eventually(lambda: peer.guard.cancelled == 1)
+
+
+async def test_a_lost_server_fails_running_calls_and_the_next_ones_reach_its_successor(
+    peer,
+) -> None:
+    running = asyncio.create_task(by_session(peer, ask("hang"), timeout_s=30))
+    await eventually(lambda: peer.server.num_running == 1)
+    await peer.server.stop(0)
+    with pytest.raises((ReplicaLost, ReplicaDraining)):
+        await running
+    with pytest.raises(HeadraceError):
+        await by_session(peer, ask("echo:1"))
+    successor = RpcServer(peer.address, [(GUARD, EchoGuard())])
+    await successor.start()
+    try:
+        answer = await eventually(lambda: _or_none(peer), within_s=10)
+        assert answer.verdict.reason == "again"
+    finally:
+        await peer.client.close()
+        await successor.stop(0)
+
+
+async def _or_none(peer: Fixture) -> CheckInputResponse | None:
+    try:
+        return await by_session(peer, ask("echo:again"))
+    except HeadraceError:
+        return None
+
+
+async def test_draining_lets_running_calls_finish_and_refuses_new_ones(peer) -> None:
+    running = asyncio.create_task(by_session(peer, ask("wait:done"), timeout_s=30))
+    await eventually(lambda: peer.server.num_running == 1)
+    stopping = asyncio.create_task(peer.server.stop(5))
+    await asyncio.sleep(0.05)
+    with pytest.raises(ReplicaDraining):
+        await by_session(peer, ask("echo:late"))
+    peer.guard.gate.set()
+    assert (await running).verdict.reason == "done"
+    await stopping
+
+
+async def test_an_unknown_method_is_named(peer) -> None:
+    ref = MethodRef("headrace.guard.v1.Guard/Nothing", CheckInputRequest, CheckInputResponse)
+    with pytest.raises(Unimplemented):
+        await peer.client.unary(ref, ask("x"), timeout_s=2)
+
+
+def test_a_reference_with_wrong_types_is_refused() -> None:
+    with pytest.raises(TypeError):
+        method_ref(GUARD, "CheckInput", CheckOutputRequest, CheckInputResponse)
+
+
+def test_a_servicer_without_all_methods_is_refused() -> None:
+    with pytest.raises(TypeError, match="Generate"):
+        RpcServer("127.0.0.1:0", [(WORKER, object())])
+
+
+async def test_plain_streams_close_when_their_reader_leaves(peer) -> None:
+    ref = MethodRef("headrace.guard.v1.Guard/CheckOutput", CheckOutputRequest, CheckOutputResponse)
+    async with open_channel(peer.address) as channel:
+        stream = call_stream(channel, ref, say("x", repeat=100_000), timeout_s=10)
+        async for _ in stream:
+            break
+        await stream.aclose()
+        await eventually(lambda: peer.guard.cancelled == 1)
+
+
+async def test_a_port_in_use_is_told_plainly(peer) -> None:
+    second = RpcServer(peer.address, [(GUARD, EchoGuard())])
+    with pytest.raises(OSError, match="cannot listen"):
+        await second.start()
+    await second.stop(0)

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+PROGRAM = """
+from pathlib import Path
+from headrace_common.telemetry import Telemetry, TelemetrySettings, current_traceparent, span
+telemetry = Telemetry("pump", TelemetrySettings.load(trace_dir=Path({dir!r}), sample_ratio=1.0))
+with span("outer", attributes={{"litres": 3}}):
+    parent = current_traceparent()
+with span("inner", traceparent=parent):
+    pass
+try:
+    with span("bad"):
+        raise ValueError("broken")
+except ValueError:
+    pass
+telemetry.shutdown()
+"""
+
+
+def test_spans_of_one_trace_are_written_as_json_lines(tmp_path) -> None:
+    """A trace context given over the wire continues the same trace."""
+    subprocess.run([sys.executable, "-c", PROGRAM.format(dir=str(tmp_path))], check=True)
+    rows = [json.loads(line) for line in (tmp_path / "pump.jsonl").read_text().splitlines()]
+    outer, inner, bad = rows
+    assert (outer["name"], inner["name"]) == ("outer", "inner")
+    assert inner["trace_id"] == outer["trace_id"]
+    assert inner["parent_id"] == outer["span_id"]
+    assert outer["attributes"] == {"litres": 3}
+    assert "broken" in bad["error"]
+    assert bad["trace_id"] != outer["trace_id"]
