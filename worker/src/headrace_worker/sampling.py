@@ -1,8 +1,8 @@
 """From logits to tokens: penalties, bias, masks, truncation, and the choice itself.
 
 Order: repetition penalty (arXiv 1909.05858, section 4.1), frequency and presence penalty, logit
-bias, allowed and forbidden ids; then the greedy choice, or temperature, top-k, top-p (arXiv 1904.09751),
-min-p (arXiv 2407.01082) and a draw.
+bias, allowed and forbidden ids; then the greedy choice, or temperature, top-k, top-p (arXiv
+1904.09751), min-p (arXiv 2407.01082) and a draw.
 
 Randomness is counter-based: the draw for an output token is a function of (seed, choice_idx,
 position) alone, see `uniform`. It picks the token by inverting the distribution function over token

@@ -39,7 +39,9 @@ class Llama:
             hidden = hidden + self._attention(layer, hidden, (cos, sin), layer_kv, batch.plan)
             hidden = hidden + self._ffn(layer, hidden)
         wanted = hidden.index_select(0, batch.logit_idx)
-        return F.linear(self._norm(wanted, self._weights.final_norm), self._weights.head)
+        wanted = self._norm(wanted, self._weights.final_norm)
+        # The tall matrix on the left is about twice as fast as F.linear for a few rows (MKL).
+        return torch.mm(self._weights.head, wanted.t()).t().contiguous()
 
     def _attention(
         self,

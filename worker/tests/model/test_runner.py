@@ -1,0 +1,131 @@
+"""What the engine relies on: any way of cutting and mixing the work gives the same logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace_common.errors import InvalidRequest, Unimplemented
+from headrace_testing.tiny_model import TOKENS, TinyShape, write_hf_folder
+from headrace_worker.model.runner import ModelRunner, Row
+
+S = 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    write_hf_folder(path, TinyShape())
+    return path
+
+
+@pytest.fixture
+def runner(folder: Path) -> ModelRunner:
+    return ModelRunner(folder, num_blocks=64)
+
+
+def ids_of(seed: int, num: int) -> list[int]:
+    return [(seed * 31 + 7 * i * i + i) % len(TOKENS) for i in range(num)]
+
+
+def whole(runner: ModelRunner, ids: Sequence[int], table: Sequence[int]) -> torch.Tensor:
+    return runner.forward([Row(ids, 0, table, 1)])
+
+
+def assert_same(left: torch.Tensor, right: torch.Tensor) -> None:
+    torch.testing.assert_close(left, right, atol=5e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 16, 40])
+def test_chunks_equal_the_whole(runner: ModelRunner, chunk: int) -> None:
+    """A prompt computed in chunks, borders inside blocks too, has the logits of the whole."""
+    ids = ids_of(1, 77)
+    expected = whole(runner, ids, range(5))
+    table = [20, 9, 33, 12, 28]
+    for start in range(0, len(ids), chunk):
+        part = ids[start : start + chunk]
+        logits = runner.forward([Row(part, start, table, int(start + chunk >= len(ids)))])
+    assert_same(logits, expected)
+
+
+def test_batch_mates_do_not_matter(runner: ModelRunner) -> None:
+    """Decodes of many lengths, chunks and a whole prompt in one batch equal each alone."""
+    lengths = (1, 15, 16, 17, 40, 100, 5, 64)
+    tables = [list(range(8 * i, 8 * i + 8)) for i in range(8)]
+    prompts = [ids_of(i, n + 1) for i, n in enumerate(lengths)]
+    alone = torch.cat([whole(runner, p, t) for p, t in zip(prompts, tables, strict=True)])
+    for prompt, table in zip(prompts[:6], tables[:6], strict=True):
+        runner.forward([Row(prompt[:-1], 0, table, 0)])
+    rows = [Row(p[-1:], len(p) - 1, t, 1) for p, t in zip(prompts[:6], tables[:6], strict=True)]
+    rows.insert(2, Row(prompts[6], 0, tables[6], 1))
+    runner.forward([Row(prompts[7][:30], 0, tables[7], 0)])
+    rows.insert(0, Row(prompts[7][30:], 30, tables[7], 1))
+    mixed = runner.forward(rows)
+    assert_same(mixed, alone[[7, 0, 1, 6, 2, 3, 4, 5]])
+
+
+def test_rows_may_share_complete_blocks(runner: ModelRunner) -> None:
+    """Two rows that read the same first blocks compute what each computes alone."""
+    prefix, tails = ids_of(3, 32), (ids_of(4, 9), ids_of(5, 20))
+    alone = [whole(runner, prefix + tail, range(40, 44)) for tail in tails]
+    runner.forward([Row(prefix, 0, [1, 2], 0)])
+    rows = [Row(tails[0], 32, [1, 2, 3], 1), Row(tails[1], 32, [1, 2, 4, 5], 1)]
+    assert_same(runner.forward(rows), torch.cat(alone))
+
+
+def test_copied_block_continues_on_its_own(runner: ModelRunner) -> None:
+    """After copy_block the copy holds the same KV and writes to it leave the source alone."""
+    ids = ids_of(6, 24)
+    expected = whole(runner, [*ids, 11], [50, 51])
+    runner.forward([Row(ids, 0, [1, 2], 0)])
+    runner.copy_block(2, 3)
+    other = runner.forward([Row([12], 24, [1, 3], 1)])
+    assert_same(runner.forward([Row([11], 24, [1, 2], 1)]), expected)
+    assert not torch.allclose(other, expected)
+
+
+def test_logits_only_where_wanted(runner: ModelRunner) -> None:
+    """num_logits picks the last positions of each row, in row order; 0 gives none."""
+    ids = ids_of(7, 10)
+    every = runner.forward([Row(ids, 0, [0], 10)])
+    some = runner.forward([Row(ids, 0, [0], 3), Row(ids, 0, [1], 0), Row(ids, 0, [2], 1)])
+    assert some.shape == (4, len(TOKENS))
+    assert some.is_contiguous()
+    assert_same(some, torch.cat((every[-3:], every[-1:])))
+    assert runner.forward([Row(ids, 0, [0], 0)]).shape == (0, len(TOKENS))
+
+
+def test_stale_block_content_is_not_seen(runner: ModelRunner) -> None:
+    """A reused block's old KV behind the row's end has no influence."""
+    ids = ids_of(8, 20)
+    expected = whole(runner, ids, [60, 61])
+    runner.forward([Row(ids_of(9, 64), 0, [1, 2, 3, 4], 0)])
+    assert_same(whole(runner, ids, [4, 1]), expected)
+    runner.forward([Row(ids[:-1], 0, [2, 3], 0)])
+    assert_same(runner.forward([Row(ids[-1:], 19, [2, 3, 4], 1)]), expected)
+
+
+def test_other_block_size_gives_the_same_logits(folder: Path, runner: ModelRunner) -> None:
+    """The block size is a matter of memory, not of results."""
+    ids = ids_of(2, 50)
+    small = ModelRunner(folder, num_blocks=30, block_size=4)
+    assert_same(whole(small, ids, list(range(29, 16, -1))), whole(runner, ids, range(4)))
+
+
+def test_warm_up_leaves_no_trace(runner: ModelRunner) -> None:
+    """Warming up changes no result and leaves block 0 empty."""
+    ids = ids_of(3, 5)
+    expected = whole(runner, ids, [1])
+    runner.warm_up()
+    assert_same(whole(runner, ids, [0]), expected)
+
+
+def test_unknown_backend_is_refused(folder: Path) -> None:
+    """The backend triton says that it has no kernels; another name is invalid."""
+    with pytest.raises(Unimplemented, match="triton"):
+        ModelRunner(folder, num_blocks=1, backend="triton")
+    with pytest.raises(InvalidRequest, match="abacus"):
+        ModelRunner(folder, num_blocks=1, backend="abacus")
