@@ -1,8 +1,8 @@
 """What a request costs: pure integer arithmetic over immutable price rows.
 
 Every row carries the version of the price table that brought it. A request is priced by the table
-as it was when the request was admitted: rows of later versions are not seen, of the others the newest
-that was in effect at that moment wins. So a price set today never touches a request under way.
+as it was when the request was admitted: rows of later versions are not seen, of the others the
+newest that was in effect at that moment wins. A price set today never touches a request under way.
 
 Choice of the row, first match wins: (model, tier), (model, standard), ("default", tier),
 ("default", standard).

@@ -1,0 +1,441 @@
+"""Books batches of log messages: events, entries, postings, balances and log positions together.
+
+Everything of a batch happens in the caller's one transaction, or nothing does. Which events are new
+is decided by the primary key (request_id, kind) at the insert itself, so a batch may be repeated,
+cut differently or booked by two processes at once without anything counting twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+from sqlalchemy import Connection, delete, select
+
+from headrace_billing import schema
+from headrace_billing.key_rules import is_clean_text
+from headrace_billing.ledger import (
+    CLOSED,
+    OPENED,
+    BadEventError,
+    Booking,
+    best_witness,
+    book,
+)
+from headrace_billing.price_store import load_price_book
+from headrace_billing.prices import PriceBook
+from headrace_billing.store import add_or_insert, insert_new, put
+from headrace_contracts.types.v1.types_pb2 import TokenUsage
+from headrace_contracts.usage.v1.usage_pb2 import ENDING_SWEPT, UsageEvent, WorkerUsage
+
+M = TypeVar("M", bound=Message)
+EventKey = tuple[str, int]
+
+# A request whose gateway gave no deadline is looked after when this much time has passed.
+_DEFAULT_LIFE_US = 3600 * 1_000_000
+_MAX_INT64 = 2**63 - 1
+_MAX_ERROR_CHARS = 500
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One message as the log gave it."""
+
+    topic: str
+    partition: int
+    offset: int
+    value: bytes
+    # Wall time at the broker; part of the message's fingerprint.
+    timestamp_ms: int = 0
+
+    @property
+    def fingerprint(self) -> bytes:
+        """What tells this message from another one at the same place of a new log."""
+        return hashlib.sha256(b"%d/" % self.timestamp_ms + self.value).digest()
+
+
+@dataclass
+class BatchResult:
+    """What came of a batch."""
+
+    opened: int = 0
+    closed: int = 0
+    duplicates: int = 0
+    dead_letters: int = 0
+    mismatches: int = 0
+    late_closes: int = 0
+    witnesses: int = 0
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """An event with the message it came in; the sweeper's own came in none."""
+
+    event: UsageEvent
+    delivery: Delivery | None = None
+
+
+@dataclass
+class _Reading:
+    """A batch, read."""
+
+    events: list[Incoming] = field(default_factory=list)
+    witnesses: list[WorkerUsage] = field(default_factory=list)
+    # (delivery, request id and kind as far as known, error)
+    bad: list[tuple[Delivery, EventKey, str]] = field(default_factory=list)
+
+
+class Bookkeeper:
+    """The only writer of the books.
+
+    Args:
+        worker_topic: deliveries of this topic are `WorkerUsage`, all others `UsageEvent`.
+    """
+
+    def __init__(self, worker_topic: str) -> None:
+        self._worker_topic = worker_topic
+
+    def book_batch(
+        self, connection: Connection, deliveries: Sequence[Delivery], now_unix_s: int
+    ) -> BatchResult:
+        """Book messages and move the log positions behind them."""
+        reading = self._read(deliveries)
+        result = BatchResult(witnesses=_keep_witnesses(connection, reading.witnesses))
+        bad = self._book(connection, reading.events, "log", now_unix_s, result)
+        reading.bad += [(it.delivery, _key(it.event), why) for it, why in bad if it.delivery]
+        result.dead_letters = _bury(connection, reading.bad, now_unix_s)
+        _move_positions(connection, deliveries)
+        return result
+
+    def bury(
+        self, connection: Connection, delivery: Delivery, error: str, now_unix_s: int
+    ) -> BatchResult:
+        """Put a message that the database itself refuses among the dead letters and move on."""
+        buried = _bury(connection, [(delivery, self._known_key(delivery), error)], now_unix_s)
+        _move_positions(connection, [delivery])
+        return BatchResult(dead_letters=buried)
+
+    def book_swept(
+        self, connection: Connection, events: Sequence[UsageEvent], now_unix_s: int
+    ) -> BatchResult:
+        """Book events that the sweeper made.
+
+        Raises:
+            BadEventError: the sweeper made one that cannot be booked.
+        """
+        result = BatchResult()
+        incoming = [Incoming(event) for event in events]
+        for it, why in self._book(connection, incoming, "sweeper", now_unix_s, result):
+            raise BadEventError(f"{it.event.request_id}: {why}")
+        return result
+
+    def _read(self, deliveries: Sequence[Delivery]) -> _Reading:
+        reading = _Reading()
+        for delivery in deliveries:
+            if delivery.topic == self._worker_topic:
+                witness = _parse(WorkerUsage, delivery.value)
+                if witness is None or not _is_usable(witness):
+                    reading.bad.append((delivery, ("", 0), "not a WorkerUsage"))
+                else:
+                    reading.witnesses.append(witness)
+                continue
+            event = _parse(UsageEvent, delivery.value)
+            if event is None:
+                reading.bad.append((delivery, ("", 0), "not a UsageEvent"))
+            else:
+                reading.events.append(Incoming(event, delivery))
+        return reading
+
+    def _known_key(self, delivery: Delivery) -> EventKey:
+        if delivery.topic == self._worker_topic:
+            return ("", 0)
+        event = _parse(UsageEvent, delivery.value)
+        return ("", 0) if event is None else _key(event)
+
+    def _book(
+        self,
+        connection: Connection,
+        events: Sequence[Incoming],
+        source: str,
+        now_unix_s: int,
+        result: BatchResult,
+    ) -> list[tuple[Incoming, str]]:
+        prices = load_price_book(connection)
+        witnesses = _witnesses_of(connection, [it.event for it in events])
+        bookings, repeated, bad = _price_all(events, prices, witnesses)
+        new = _insert_events(connection, bookings.values(), source)
+        repeated += [booking for key, booking in bookings.items() if key not in new]
+        _book_new(connection, [bookings[key] for key in bookings if key in new])
+        result.duplicates += len(repeated)
+        for key in new:
+            if key[1] == OPENED:
+                result.opened += 1
+            else:
+                result.closed += 1
+        findings = [
+            ("amount_mismatch", booking, _mismatch_text(booking))
+            for key, booking in bookings.items()
+            if key in new and booking.is_mismatch
+        ]
+        findings += _compare_repeated(connection, repeated)
+        result.mismatches += sum(kind == "amount_mismatch" for kind, _, _ in findings)
+        result.late_closes += _note_findings(connection, findings, now_unix_s)
+        return bad
+
+
+def _parse(kind: type[M], value: bytes) -> M | None:
+    try:
+        return kind.FromString(value)
+    except DecodeError:
+        return None
+
+
+def _key(event: UsageEvent) -> EventKey:
+    return (event.request_id, event.kind)
+
+
+def _is_usable(witness: WorkerUsage) -> bool:
+    return (
+        bool(witness.request_id)
+        and is_clean_text(witness.request_id, 128)
+        and is_clean_text(witness.replica.worker_id, 128)
+        and witness.replica.incarnation <= _MAX_INT64
+    )
+
+
+def _keep_witnesses(connection: Connection, witnesses: Sequence[WorkerUsage]) -> int:
+    rows = {
+        (it.request_id, it.replica.worker_id, it.replica.incarnation): it.SerializeToString()
+        for it in witnesses
+    }
+    names = ("request_id", "worker_id", "incarnation")
+    new = insert_new(
+        connection,
+        schema.worker_usage,
+        [
+            {**dict(zip(names, key, strict=True)), "payload": payload}
+            for key, payload in rows.items()
+        ],
+    )
+    return len(new)
+
+
+def _witnesses_of(
+    connection: Connection, events: Sequence[UsageEvent]
+) -> dict[str, TokenUsage | None]:
+    swept_ids = {it.request_id for it in events if it.ending == ENDING_SWEPT}
+    # An id that no text column takes has no witness.
+    wanted = [it for it in swept_ids if is_clean_text(it, 128)]
+    if not wanted:
+        return {}
+    table, found = schema.worker_usage, dict[str, list[WorkerUsage]]()
+    rows = connection.execute(
+        select(table.c.request_id, table.c.payload).where(table.c.request_id.in_(wanted))
+    )
+    for row in rows:
+        found.setdefault(row.request_id, []).append(WorkerUsage.FromString(row.payload))
+    return {request_id: best_witness(usages) for request_id, usages in found.items()}
+
+
+def _price_all(
+    events: Sequence[Incoming], prices: PriceBook, witnesses: dict[str, TokenUsage | None]
+) -> tuple[dict[EventKey, Booking], list[Booking], list[tuple[Incoming, str]]]:
+    first: dict[EventKey, Booking] = {}
+    repeated: list[Booking] = []
+    bad: list[tuple[Incoming, str]] = []
+    for it in events:
+        try:
+            booking = book(it.event, prices, witnesses.get(it.event.request_id))
+        except BadEventError as error:
+            bad.append((it, str(error)))
+            continue
+        if first.setdefault(_key(it.event), booking) is not booking:
+            repeated.append(booking)
+    return first, repeated, bad
+
+
+def _insert_events(
+    connection: Connection, bookings: Iterable[Booking], source: str
+) -> set[EventKey]:
+    rows = [
+        {
+            "request_id": it.event.request_id,
+            "kind": int(it.event.kind),
+            "tenant_id": it.event.tenant_id,
+            "key_id": it.event.key_id,
+            "source": source,
+            "amount_nano_usd": it.amount_nano_usd,
+            "payload": it.event.SerializeToString(),
+        }
+        for it in bookings
+    ]
+    return {(row.request_id, row.kind) for row in insert_new(connection, schema.usage_events, rows)}
+
+
+def _book_new(connection: Connection, bookings: Sequence[Booking]) -> None:
+    entries = [it.entry for it in bookings if it.entry is not None]
+    if entries:
+        connection.execute(
+            schema.entries.insert(),
+            [
+                {
+                    "request_id": it.request_id,
+                    "kind": it.kind,
+                    "amount_nano_usd": it.amount_nano_usd,
+                }
+                for it in entries
+            ],
+        )
+    postings = [(it.request_id, posting) for it in entries for posting in it.postings]
+    if postings:
+        connection.execute(
+            schema.postings.insert(),
+            [
+                {
+                    "request_id": request_id,
+                    "account": posting.account,
+                    "amount_nano_usd": posting.amount_nano_usd,
+                }
+                for request_id, posting in postings
+            ],
+        )
+    changes: dict[str, int] = {}
+    for _, posting in postings:
+        changes[posting.account] = changes.get(posting.account, 0) + posting.amount_nano_usd
+    add_or_insert(connection, schema.balances, "amount_nano_usd", changes)
+    _keep_open(connection, [it.event for it in bookings if it.entry is None])
+    _forget_open(connection, [it.request_id for it in entries])
+
+
+def _keep_open(connection: Connection, opened: Sequence[UsageEvent]) -> None:
+    closed = _closed_among(connection, [it.request_id for it in opened])
+    insert_new(
+        connection,
+        schema.open_requests,
+        [
+            {
+                "request_id": it.request_id,
+                "deadline_unix_us": it.deadline_unix_us or it.occurred_unix_us + _DEFAULT_LIFE_US,
+            }
+            for it in opened
+            if it.request_id not in closed
+        ],
+    )
+
+
+def _forget_open(connection: Connection, request_ids: Sequence[str]) -> None:
+    table = schema.open_requests
+    if request_ids:
+        connection.execute(delete(table).where(table.c.request_id.in_(request_ids)))
+
+
+def _closed_among(connection: Connection, request_ids: Sequence[str]) -> set[str]:
+    table = schema.entries
+    if not request_ids:
+        return set()
+    query = select(table.c.request_id).where(table.c.request_id.in_(request_ids))
+    return set(connection.execute(query).scalars())
+
+
+Finding = tuple[str, Booking, str]
+
+
+def _mismatch_text(booking: Booking) -> str:
+    return (
+        f"the gateway computed {booking.event.amount_nano_usd} nano-USD, "
+        f"the ledger booked {booking.amount_nano_usd}"
+    )
+
+
+def _compare_repeated(connection: Connection, repeated: Sequence[Booking]) -> list[Finding]:
+    """Look at events that came again: the same is fine, a different one is a finding."""
+    if not repeated:
+        return []
+    table = schema.usage_events
+    query = select(table.c.request_id, table.c.kind, table.c.amount_nano_usd, table.c.payload)
+    ids = {it.event.request_id for it in repeated}
+    stored = {
+        (row.request_id, row.kind): (row.amount_nano_usd, UsageEvent.FromString(row.payload))
+        for row in connection.execute(query.where(table.c.request_id.in_(ids)))
+    }
+    # The sweeper's close may have met a request that was closed a moment ago.
+    _forget_open(connection, [rid for rid, kind in stored if kind == CLOSED])
+    findings: list[Finding] = []
+    for booking in repeated:
+        amount_nano_usd, before = stored[_key(booking.event)]
+        if booking.event.ending == ENDING_SWEPT or _is_same(booking.event, before):
+            continue
+        name = "late_close" if before.ending == ENDING_SWEPT else "conflicting_duplicate"
+        text = f"booked {amount_nano_usd} nano-USD, this one owes {booking.amount_nano_usd}"
+        findings.append((name, booking, text))
+    return findings
+
+
+def _is_same(event: UsageEvent, other: UsageEvent) -> bool:
+    """Compare what was consumed; where and how often an outbox wrote it does not matter."""
+    pair = []
+    for it in (event, other):
+        bare = UsageEvent()
+        bare.CopyFrom(it)
+        bare.ClearField("outbox_id")
+        bare.ClearField("outbox_seq")
+        pair.append(bare)
+    return pair[0] == pair[1]
+
+
+def _note_findings(connection: Connection, findings: Sequence[Finding], now_unix_s: int) -> int:
+    """Write findings down, each once; return how many late closes are new."""
+    rows = {
+        (booking.event.request_id, name): {
+            "request_id": booking.event.request_id,
+            "finding": name,
+            "detail": text,
+            "payload": booking.event.SerializeToString(),
+            "at_unix_s": now_unix_s,
+        }
+        for name, booking, text in findings
+    }
+    new = insert_new(connection, schema.reconciliation, list(rows.values()))
+    return sum(row.finding == "late_close" for row in new)
+
+
+def _bury(
+    connection: Connection, bad: Sequence[tuple[Delivery, EventKey, str]], now_unix_s: int
+) -> int:
+    rows: dict[bytes, dict[str, Any]] = {}  # Any: column values
+    for delivery, (request_id, kind), error in bad:
+        digest = hashlib.sha256(delivery.value).digest()
+        is_known = is_clean_text(request_id, 128) and 0 <= kind <= CLOSED
+        rows[digest] = {
+            "payload_sha256": digest,
+            "topic": delivery.topic,
+            "partition": delivery.partition,
+            "log_offset": delivery.offset,
+            "request_id": request_id if is_known else "",
+            "kind": int(kind) if is_known else 0,
+            # What is quoted in it came from outside.
+            "error": error.replace("\x00", "")[:_MAX_ERROR_CHARS],
+            "payload": delivery.value,
+            "at_unix_s": now_unix_s,
+        }
+    return len(insert_new(connection, schema.dead_letters, list(rows.values())))
+
+
+def _move_positions(connection: Connection, deliveries: Sequence[Delivery]) -> None:
+    last = {(it.topic, it.partition): it for it in deliveries}
+    put(
+        connection,
+        schema.log_positions,
+        [
+            {
+                "topic": it.topic,
+                "partition": it.partition,
+                "next_offset": it.offset + 1,
+                "last_sha256": it.fingerprint,
+            }
+            for it in last.values()
+        ],
+    )

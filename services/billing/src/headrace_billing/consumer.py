@@ -1,0 +1,249 @@
+"""Reads the usage log into the books.
+
+No consumer group: this process reads all partitions, and where it stands lies in the ledger's own
+database, moved in the transaction that books the messages. A crash at any point therefore neither
+loses nor repeats a booking.
+
+A log can begin anew (a broker that keeps it in memory was restarted). Two signs: the position lies
+beyond the log's end, or the message before the position is not the one that was read there. Either
+way that partition is read from its beginning; what was booked before is known by its primary key.
+Events that were in the lost log only are sent again by the gateways' outboxes, which keep whatever
+`FindMissing` calls missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.structs import ConsumerRecord
+from sqlalchemy import Connection, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from headrace_billing import schema
+from headrace_billing.bookkeeper import BatchResult, Bookkeeper, Delivery
+from headrace_billing.metrics import BillingMetrics
+from headrace_billing.store import Database
+from headrace_common import kafka_client
+from headrace_common.clock import Clock
+from headrace_common.errors import Unavailable
+
+_log = logging.getLogger(__name__)
+
+MAX_BATCH_MESSAGES = 500
+_POLL_MS = 200
+_CHECK_INTERVAL_S = 1.0
+_BROKER_TIMEOUT_S = 10.0
+_FIRST_RETRY_S, _MAX_RETRY_S = 0.1, 5.0
+
+
+class LogChangedError(Exception):
+    """The log is not the one that was being read; connect anew."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a partition is to be read on, and what was read just before."""
+
+    next_offset: int
+    last_sha256: bytes
+
+
+class UsageConsumer:
+    """The loop between the log and the books.
+
+    ::
+
+        connect -> place -> (poll -> book)* -> [any failure] -> connect ...
+
+    Args:
+        bootstrap_servers: the brokers.
+        database: where the books are.
+        clock: time.
+        metrics: where to count.
+        usage_topic: topic of `UsageEvent`.
+        worker_topic: topic of `WorkerUsage`.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        database: Database,
+        clock: Clock,
+        metrics: BillingMetrics,
+        *,
+        usage_topic: str = kafka_client.USAGE_TOPIC,
+        worker_topic: str = kafka_client.WORKER_USAGE_TOPIC,
+    ) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._database = database
+        self._clock = clock
+        self._metrics = metrics
+        # In this order in each batch: a witness is there before the close that may need it.
+        self._topics = (worker_topic, usage_topic)
+        self.bookkeeper = Bookkeeper(worker_topic)
+        self._expected: dict[TopicPartition, Position] = {}
+        self._caught_up_since_s: float | None = None
+
+    def caught_up_for_s(self) -> float:
+        """Return for how long nothing unread has been in the log; 0 = something is, or unknown."""
+        if self._caught_up_since_s is None:
+            return 0.0
+        return self._clock.now_s() - self._caught_up_since_s
+
+    async def run(self) -> None:
+        """Read and book until something fails or the task is cancelled.
+
+        Raises:
+            Exception: whatever failed; calling again goes on where the books stand.
+        """
+        async with asyncio.timeout(_BROKER_TIMEOUT_S):
+            await kafka_client.ensure_topics(self._bootstrap_servers, list(self._topics))
+        consumer = kafka_client.consumer(self._bootstrap_servers, "headrace-billing")
+        try:
+            async with asyncio.timeout(_BROKER_TIMEOUT_S):
+                await consumer.start()
+                partitions = await self._partitions(consumer)
+                consumer.assign(partitions)
+                await self._place(consumer, partitions)
+            await self._loop(consumer, partitions)
+        finally:
+            self._caught_up_since_s = None
+            self._metrics.consumer_lag_messages.set(math.nan)
+            await consumer.stop()
+
+    async def _partitions(self, consumer: AIOKafkaConsumer) -> list[TopicPartition]:
+        await consumer.topics()
+        found = [
+            TopicPartition(topic, partition)
+            for topic in self._topics
+            for partition in sorted(consumer.partitions_for_topic(topic) or ())
+        ]
+        if {it.topic for it in found} != set(self._topics):
+            raise LogChangedError("a topic is missing")
+        return found
+
+    async def _place(self, consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> None:
+        """Put every partition where the books stand, one message earlier to compare it."""
+        stored = await self._database.read(read_positions)
+        begins = await consumer.beginning_offsets(partitions)
+        ends = await consumer.end_offsets(partitions)
+        self._expected = {}
+        for partition in partitions:
+            begin, position = begins[partition], stored.get((partition.topic, partition.partition))
+            if position is None:
+                consumer.seek(partition, begin)
+            elif position.next_offset > ends[partition]:
+                self._restart(consumer, partition, begin)
+            elif position.next_offset > begin:
+                self._expected[partition] = position
+                consumer.seek(partition, position.next_offset - 1)
+            else:
+                if position.next_offset < begin:
+                    _log.error("%s: messages before %d expired unread", partition, begin)
+                consumer.seek(partition, begin)
+
+    def _restart(self, consumer: AIOKafkaConsumer, partition: TopicPartition, begin: int) -> None:
+        _log.warning("%s began anew, reading it from its beginning", partition)
+        self._metrics.log_restarts.inc()
+        consumer.seek(partition, begin)
+
+    async def _loop(self, consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> None:
+        next_check_s = self._clock.now_s()
+        while True:
+            batch = await consumer.getmany(timeout_ms=_POLL_MS, max_records=MAX_BATCH_MESSAGES)
+            deliveries = await self._deliveries(consumer, batch)
+            if deliveries:
+                await self._book(deliveries)
+            if self._clock.now_s() >= next_check_s:
+                await self._check(consumer, partitions)
+                next_check_s = self._clock.now_s() + _CHECK_INTERVAL_S
+
+    async def _deliveries(
+        self, consumer: AIOKafkaConsumer, batch: dict[TopicPartition, list[ConsumerRecord]]
+    ) -> list[Delivery]:
+        deliveries: list[Delivery] = []
+        for partition, records in batch.items():
+            read = [_delivery(record) for record in records]
+            expected = self._expected.pop(partition, None) if read else None
+            if expected is not None and read[0].offset == expected.next_offset - 1:
+                if read[0].fingerprint != expected.last_sha256:
+                    begins = await consumer.beginning_offsets([partition])
+                    self._restart(consumer, partition, begins[partition])
+                    continue
+                read = read[1:]
+            deliveries += read
+        return sorted(deliveries, key=lambda it: self._topics.index(it.topic))
+
+    async def _book(self, deliveries: Sequence[Delivery]) -> None:
+        """Book a batch, however long the database is away."""
+        started_s, now_unix_s = self._clock.now_s(), int(self._clock.unix_s())
+        try:
+            result = await self._write(
+                lambda it: self.bookkeeper.book_batch(it, deliveries, now_unix_s)
+            )
+        except SQLAlchemyError as error:
+            if len(deliveries) > 1:
+                # One of them is refused by the database itself: find it.
+                for delivery in deliveries:
+                    await self._book([delivery])
+                return
+            _log.warning("%s is refused by the database: %s", deliveries[0], error)
+            text = f"refused by the database: {error}"
+            result = await self._write(
+                lambda it: self.bookkeeper.bury(it, deliveries[0], text, now_unix_s)
+            )
+        self._metrics.count(result, "log")
+        self._metrics.batch_duration_s.observe(self._clock.now_s() - started_s)
+
+    async def _write(self, work: Callable[[Connection], BatchResult]) -> BatchResult:
+        delay_s = _FIRST_RETRY_S
+        while True:
+            try:
+                return await self._database.write(work)
+            except Unavailable:
+                self._metrics.failures.labels("database").inc()
+                self._caught_up_since_s = None
+                await asyncio.sleep(delay_s)
+                delay_s = min(delay_s * 2, _MAX_RETRY_S)
+
+    async def _check(self, consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> None:
+        """Measure the lag and look whether the log is still the same.
+
+        Raises:
+            LogChangedError: it is not.
+        """
+        async with asyncio.timeout(_BROKER_TIMEOUT_S):
+            ends = await consumer.end_offsets(partitions)
+            positions = {it: await consumer.position(it) for it in partitions}
+        for partition in partitions:
+            if positions[partition] > ends[partition]:
+                raise LogChangedError(f"{partition} is shorter than what was read of it")
+        lag = sum(ends[it] - positions[it] for it in partitions)
+        self._metrics.consumer_lag_messages.set(lag)
+        if lag:
+            self._caught_up_since_s = None
+        elif self._caught_up_since_s is None:
+            self._caught_up_since_s = self._clock.now_s()
+
+
+def read_positions(connection: Connection) -> dict[tuple[str, int], Position]:
+    """Return where the books stand in the log."""
+    return {
+        (row.topic, row.partition): Position(row.next_offset, row.last_sha256)
+        for row in connection.execute(select(schema.log_positions))
+    }
+
+
+def _delivery(record: ConsumerRecord) -> Delivery:
+    return Delivery(
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        value=record.value or b"",
+        timestamp_ms=record.timestamp,
+    )

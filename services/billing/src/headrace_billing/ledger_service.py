@@ -1,0 +1,41 @@
+"""What is asked of the books."""
+
+from __future__ import annotations
+
+from headrace_billing import usage_store, verify
+from headrace_billing.store import Database
+from headrace_common.errors import InvalidRequest
+from headrace_common.rpc import Call
+from headrace_contracts.billing.v1 import billing_pb2 as pb
+
+MAX_EVENTS = 10_000
+
+
+class LedgerService:
+    """Servicer of `headrace.billing.v1.Ledger`. Reads only."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def ListUsage(self, request: pb.ListUsageRequest, _call: Call) -> pb.ListUsageResponse:  # noqa: N802 - contract name
+        """Usage per request, by request id; the total is over all pages."""
+        if not (request.key_id or request.tenant_id or request.request_id):
+            raise InvalidRequest("Name a key_id, a tenant_id or a request_id.")
+        if any("\x00" in value for _, value in request.ListFields() if isinstance(value, str)):
+            raise InvalidRequest("Ids hold no NUL characters.")
+        return await self._database.read(lambda it: usage_store.list_usage(it, request))
+
+    async def FindMissing(  # noqa: N802 - contract name
+        self, request: pb.FindMissingRequest, _call: Call
+    ) -> pb.FindMissingResponse:
+        """Which of these events the books do not have."""
+        if len(request.events) > MAX_EVENTS:
+            raise InvalidRequest(f"At most {MAX_EVENTS:,} events may be asked for.", param="events")
+        missing = await self._database.read(
+            lambda it: usage_store.find_missing(it, list(request.events))
+        )
+        return pb.FindMissingResponse(missing=missing)
+
+    async def Verify(self, _request: pb.VerifyRequest, _call: Call) -> pb.VerifyResponse:  # noqa: N802 - contract name
+        """Recount everything from the events and compare."""
+        return await self._database.read(verify.verify)

@@ -1,0 +1,77 @@
+"""All metrics of billing."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from headrace_billing.bookkeeper import BatchResult
+from headrace_common.metrics import LATENCY_BUCKETS_S
+
+
+class BillingMetrics:
+    """Collectors of the billing service, made in the given registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.events_booked = Counter(
+            "headrace_billing_events_booked",
+            "Events booked for the first time, by kind (opened, closed) and source (log, sweeper).",
+            ["kind", "source"],
+            registry=registry,
+        )
+        self.duplicates = Counter(
+            "headrace_billing_duplicate_events",
+            "Events that were booked before; delivered again, they change nothing.",
+            registry=registry,
+        )
+        self.dead_letters = Counter(
+            "headrace_billing_dead_letters",
+            "Messages that can never be booked, kept for a person to look at.",
+            registry=registry,
+        )
+        self.amount_mismatches = Counter(
+            "headrace_billing_amount_mismatches",
+            "Requests for which the gateway computed another amount than the ledger.",
+            registry=registry,
+        )
+        self.late_closes = Counter(
+            "headrace_billing_late_closes",
+            "Real closes that came after the request had been closed without one.",
+            registry=registry,
+        )
+        self.log_restarts = Counter(
+            "headrace_billing_log_restarts",
+            "Partitions that were found to have begun anew and are read from their beginning.",
+            registry=registry,
+        )
+        self.failures = Counter(
+            "headrace_billing_failures",
+            "Failures that are tried again, by part (database, consumer, sweeper, last_used).",
+            ["part"],
+            registry=registry,
+        )
+        self.consumer_lag_messages = Gauge(
+            "headrace_billing_consumer_lag_messages",
+            "Messages in the log that are not booked yet; NaN while the broker cannot be asked.",
+            registry=registry,
+        )
+        self.open_requests = Gauge(
+            "headrace_billing_open_requests",
+            "Requests that were opened and not closed.",
+            registry=registry,
+        )
+        self.batch_duration_s = Histogram(
+            "headrace_billing_batch_duration_seconds",
+            "Time to book one batch, its commit included.",
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self.consumer_lag_messages.set(float("nan"))
+
+    def count(self, result: BatchResult, source: str) -> None:
+        """Add what came of a batch."""
+        self.events_booked.labels("opened", source).inc(result.opened)
+        self.events_booked.labels("closed", source).inc(result.closed)
+        self.duplicates.inc(result.duplicates)
+        self.dead_letters.inc(result.dead_letters)
+        self.amount_mismatches.inc(result.mismatches)
+        self.late_closes.inc(result.late_closes)

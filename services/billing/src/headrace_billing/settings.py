@@ -1,0 +1,36 @@
+"""Every knob of billing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field, SecretStr
+
+from headrace_common.settings import RpcServiceSettings, config
+
+
+class BillingSettings(RpcServiceSettings):
+    """Settings of the billing service."""
+
+    prefix: ClassVar[str] = "HEADRACE_BILLING_"
+    model_config = config(prefix)
+
+    database_url: SecretStr = Field(
+        description="sqlite:////path/ledger.db or postgresql+psycopg://user:password@host/name."
+    )
+    kafka_bootstrap: str = Field(
+        min_length=3, description="host:port[,host:port] of the brokers that carry usage events."
+    )
+    prices_file: Path | None = Field(
+        None, description="TOML prices for an empty price table; unset = the packaged ones."
+    )
+    sweep_grace_s: float = Field(
+        300.0,
+        ge=0,
+        le=86_400,
+        description="Time after its deadline until an open request is closed for it. Seconds.",
+    )
+    sweep_interval_s: float = Field(
+        10.0, gt=0, le=3600, description="Pause between two looks for such requests. Seconds."
+    )
