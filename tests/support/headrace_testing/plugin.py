@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace_testing.clock import FakeClock
+from headrace_testing.postgres import LocalPostgres, PostgresMissingError
 from headrace_testing.servers import LocalServer, kafka, valkey
 
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -95,3 +96,37 @@ def smollm2_gguf() -> Path:
             pytest.fail(reason)
         pytest.skip(reason)
     return path
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[LocalPostgres]:
+    """One PostgreSQL for the session; do not stop it, take `own_postgres` for that."""
+    yield from _postgres()
+
+
+@pytest.fixture
+def postgres_url(postgres_server: LocalPostgres) -> Iterator[str]:
+    """SQLAlchemy URL of an empty database of this test's own."""
+    url = postgres_server.create_database()
+    yield url
+    postgres_server.drop_database(url)
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[LocalPostgres]:
+    """A server of this test's own, started, to be stopped and started again."""
+    yield from _postgres()
+
+
+def _postgres() -> Iterator[LocalPostgres]:
+    try:
+        server = LocalPostgres()
+    except PostgresMissingError as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
