@@ -251,8 +251,10 @@ class FakeWorker:
             _Choice(idx, self.script(prompt, request.seed, idx), resumed.get(idx, []))
             for idx in range(request.n or 1)
         ]
-        for choice in choices:
-            choice.sent_chars = len(_visible_text(choice.made, request.stopping)[0])
+        usage.output_tokens = sum(len(choice.made) for choice in choices)
+        ended = [delta for c in choices if (delta := _replayed(c, request.stopping))]
+        if ended:
+            yield pb.GenerateEvent(deltas=ended, usage=usage)
         made_here = 0
         while live := [choice for choice in choices if not choice.finish]:
             await self._pace(made_here)
@@ -282,15 +284,7 @@ class FakeWorker:
         else:
             token_id = choice.script[position % len(choice.script)]
         choice.made.append(token_id)
-        text, held, matched = _visible_text(choice.made, stopping)
-        is_end_token = token_id == byte_tokenizer.IM_END_ID or token_id in stopping.stop_token_ids
-        if matched or (is_end_token and len(choice.made) > stopping.min_tokens):
-            choice.finish = pb.FINISH_REASON_STOP
-        elif len(choice.made) >= stopping.max_tokens:
-            choice.finish = pb.FINISH_REASON_LENGTH
-        if choice.finish and not matched:
-            # At the end a cut character goes out as U+FFFD.
-            text += held + _whole_text(choice.made, "replace")[len(text + held) :]
+        choice.finish, text, matched = _outcome(choice.made, stopping)
         delta = pb.ChoiceDelta(
             choice_idx=choice.idx,
             token_ids=[token_id],
@@ -339,8 +333,35 @@ def _validate(request: pb.GenerateRequest, model: str, context_tokens: int) -> N
         )
 
 
-def _visible_text(token_ids: list[int], stopping: pb.Stopping) -> tuple[str, str, str]:
-    """Decode everything anew: (text that may go out, text held back, stop string found)."""
+def _replayed(choice: _Choice, stopping: pb.Stopping) -> pb.ChoiceDelta | None:
+    """Take in output made elsewhere; if the choice had ended there, say so again."""
+    if not choice.made:
+        return None
+    choice.finish, text, matched = _outcome(choice.made, stopping)
+    choice.sent_chars = len(text)
+    if not choice.finish:
+        return None
+    return pb.ChoiceDelta(choice_idx=choice.idx, finish_reason=choice.finish, stop_matched=matched)
+
+
+def _outcome(made: list[int], stopping: pb.Stopping) -> tuple[pb.FinishReason.ValueType, str, str]:
+    """Judge a choice by all of its tokens: (finish reason, text to send, stop string)."""
+    is_end = made[-1] in stopping.stop_token_ids or (
+        made[-1] == byte_tokenizer.IM_END_ID and not stopping.ignore_eos
+    )
+    if is_end and len(made) > stopping.min_tokens:
+        return pb.FINISH_REASON_STOP, _whole_text(made[:-1], "replace"), ""
+    text, matched = _visible_text(made, stopping)
+    if matched:
+        return pb.FINISH_REASON_STOP, text, matched
+    if len(made) >= stopping.max_tokens:
+        # At the end what was held back goes out, a cut character as U+FFFD.
+        return pb.FINISH_REASON_LENGTH, _whole_text(made, "replace"), ""
+    return pb.FINISH_REASON_UNSPECIFIED, text, ""
+
+
+def _visible_text(token_ids: list[int], stopping: pb.Stopping) -> tuple[str, str]:
+    """Decode everything anew: (text that may go out, stop string found)."""
     text = _whole_text(token_ids)
     # Stop strings are looked for in what follows the first min_tokens tokens.
     begin = len(_whole_text(token_ids[: stopping.min_tokens]))
@@ -350,11 +371,11 @@ def _visible_text(token_ids: list[int], stopping: pb.Stopping) -> tuple[str, str
     ]
     if found:
         _, at, stop = min(found)
-        return text[:at], "", stop
+        return text[:at], stop
     for start in range(begin, len(text)):
         if any(stop.startswith(text[start:]) for stop in stopping.stop):
-            return text[:start], text[start:], ""
-    return text, "", ""
+            return text[:start], ""
+    return text, ""
 
 
 def _whole_text(token_ids: list[int], errors: str = "ignore") -> str:

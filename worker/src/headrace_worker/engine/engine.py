@@ -255,7 +255,7 @@ class Engine:
         last = min(chunk.start + chunk.num_tokens, chunk.seq.num_prompt - 1)
         if chunk.seq.choice_idx == 0 and len(known) == chunk.start:
             ids = request.prompt_token_ids[chunk.start + 1 : last + 1]
-            num_top = request.num_top_logprobs or 0
+            num_top = request.num_prompt_top_logprobs
             known.extend(token_logprobs(logits[: len(ids)], ids, num_top))
 
     def _output(self, live: _Live) -> RequestOutput:

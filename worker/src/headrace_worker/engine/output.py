@@ -61,7 +61,7 @@ class RequestOutput:
 
     Args:
         key: the request's number in this process.
-        usage: counts after this step.
+        usage: counts after this step; None = not known here.
         choices: new tokens, by choice.
         queue_s: time from accepted to scheduled; only in the first output.
         prompt_logprobs: of the whole prompt, once it is computed, if asked for.
@@ -71,7 +71,7 @@ class RequestOutput:
     """
 
     key: int
-    usage: Usage
+    usage: Usage | None
     choices: list[ChoiceOutput] = field(default_factory=list)
     queue_s: float | None = None
     prompt_logprobs: list[Sampled] = field(default_factory=list)

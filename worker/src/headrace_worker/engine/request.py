@@ -87,7 +87,9 @@ class Request:
         priority: class of service.
         num_top_logprobs: None = no log probabilities of the output are wanted.
         wants_prompt_logprobs: the prompt's are wanted; then nothing of it is reused.
+        num_prompt_top_logprobs: alternatives for each of the prompt's tokens.
         skip_prefix_cache: compute the whole prompt here.
+        ttft_slo_s: time in which the first token is wanted; orders the queue. None = not said.
         accepted_s: when the worker took it in.
     """
 
@@ -103,7 +105,9 @@ class Request:
     priority: Priority = Priority.STANDARD
     num_top_logprobs: int | None = None
     wants_prompt_logprobs: bool = False
+    num_prompt_top_logprobs: int = 0
     skip_prefix_cache: bool = False
+    ttft_slo_s: float | None = None
     accepted_s: float = 0.0
     # Set by scheduler and engine.
     scheduled_s: float | None = None

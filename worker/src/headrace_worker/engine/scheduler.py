@@ -5,9 +5,10 @@ token budget per step, first one token for every sequence that decodes, then chu
 blocks run out, the sequence of the lowest class that arrived last is preempted: its blocks go back
 (named ones stay cached) and its tokens are computed again later.
 
-The queue is ordered by `arrival - class * ageing_s`: a class is worth that many seconds of waiting,
-so nothing starves, and the order never changes while things wait. A request that does not fit may
-be passed by smaller ones, but only by a few and not for long.
+The queue is ordered by `arrival + wanted time to first token - class * ageing_s`: earliest deadline
+first, and a class is worth that many seconds of waiting. So nothing starves, and the order never
+changes while things wait. A request that does not fit may be passed by smaller ones, but only by a
+few and not for long.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ MAX_SKIPPED = 8
 MAX_PASSED_S = 2.0
 # A request that was preempted this often is no longer preempted just to admit a higher class.
 MAX_CLASS_PREEMPTIONS = 2
+# Wanted time to first token of a request that does not say.
+DEFAULT_TTFT_SLO_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -165,10 +168,9 @@ class Scheduler:
         if self._num_requests_waiting() >= self._limits.max_waiting:
             raise QueueFull("This worker's queue is full.", retry_after_s=1.0)
         self._num_arrived += 1
-        request.rank = (
-            request.accepted_s - request.priority * self._limits.ageing_s,
-            self._num_arrived,
-        )
+        slo_s = DEFAULT_TTFT_SLO_S if request.ttft_slo_s is None else request.ttft_slo_s
+        wanted_s = request.accepted_s + slo_s
+        request.rank = (wanted_s - request.priority * self._limits.ageing_s, self._num_arrived)
         for seq in request.sequences:
             if self._may_fork_later(seq):
                 seq.state = SequenceState.HELD

@@ -1,0 +1,33 @@
+"""Start a worker: settings, telemetry, run."""
+
+from __future__ import annotations
+
+import sys
+
+from headrace_common.clock import SystemClock
+from headrace_common.errors import HeadraceError
+from headrace_common.lifecycle import run
+from headrace_common.metrics import new_registry
+from headrace_common.telemetry import Telemetry, TelemetrySettings
+from headrace_worker.app import serve
+from headrace_worker.engine.token_table import UnknownTokenizer
+from headrace_worker.settings import WorkerSettings
+
+
+def main() -> None:
+    """Run until told to stop; exit code 0 = drained, 1 = could not start, 2 = bad settings."""
+    settings = WorkerSettings.load_or_exit()
+    telemetry = Telemetry("worker", TelemetrySettings.load_or_exit())
+    settings.log_values()
+    try:
+        run(serve(settings, SystemClock(), new_registry()))
+    except HeadraceError as error:
+        sys.exit(f"worker: {error.public_message}")
+    except (UnknownTokenizer, OSError) as error:
+        sys.exit(f"worker: {error}")
+    finally:
+        telemetry.shutdown()
+
+
+if __name__ == "__main__":
+    main()

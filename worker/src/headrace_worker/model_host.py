@@ -1,0 +1,81 @@
+"""Brings the model into memory, on a thread, and says how far it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from headrace_common.blocks import BLOCK_SIZE_TOKENS
+from headrace_worker.engine.token_table import TokenTable
+from headrace_worker.model.info import ModelInfo
+from headrace_worker.model.loader import load_model
+from headrace_worker.model.runner import ModelRunner
+from headrace_worker.prepare import ensure_prepared
+
+_MAX_DEFAULT_KV_BYTES = 1 << 30
+_DEFAULT_MEMORY_SHARE = 0.25
+# Shares of the bar: conversion of a GGUF (its phases in order), then mapping and warming up.
+_PHASE_STARTS = {"lock": 0.0, "hash": 0.02, "tokenizer": 0.1, "weights": 0.15, "done": 0.85}
+_PHASE_ENDS = {"lock": 0.02, "hash": 0.1, "tokenizer": 0.15, "weights": 0.85, "done": 0.85}
+_MAPPED_RATIO = 0.95
+
+
+@dataclass(frozen=True)
+class ReadyModel:
+    """A model that can run, with the size of its KV pool."""
+
+    info: ModelInfo
+    runner: ModelRunner
+    table: TokenTable
+    num_blocks: int
+
+
+class ModelHost:
+    """Loads one model.
+
+    Args:
+        model_path: GGUF file or model folder.
+        cache_dir: where prepared models are kept.
+        kv_capacity_tokens: size of the KV pool; 0 = by memory.
+        num_threads: compute threads.
+    """
+
+    def __init__(
+        self, model_path: Path, cache_dir: Path, kv_capacity_tokens: int, num_threads: int
+    ) -> None:
+        self._model_path, self._cache_dir = model_path, cache_dir
+        self._kv_capacity_tokens, self._num_threads = kv_capacity_tokens, num_threads
+        # Share of loading done; may be read from any thread.
+        self.progress_ratio = 0.0
+
+    def load(self) -> ReadyModel:
+        """Do all of it; blocks for seconds.
+
+        Raises:
+            HeadraceError: there is no such model, or it cannot be run here.
+            UnknownTokenizer: its tokens cannot be turned into text here.
+        """
+        folder = ensure_prepared(self._model_path, self._cache_dir, self._note)
+        loaded = load_model(folder)
+        table = TokenTable.from_json(loaded.info.tokenizer_json)
+        num_blocks = self._num_blocks(loaded.info.kv_bytes_per_token)
+        runner = ModelRunner(loaded, num_blocks, num_threads=self._num_threads)
+        self.progress_ratio = _MAPPED_RATIO
+        runner.warm_up()
+        self.progress_ratio = 1.0
+        return ReadyModel(loaded.info, runner, table, num_blocks)
+
+    def _note(self, phase: str, done: int, total: int) -> None:
+        start, end = _PHASE_STARTS[phase], _PHASE_ENDS[phase]
+        ratio = start + (end - start) * done / max(1, total)
+        self.progress_ratio = max(self.progress_ratio, ratio)
+
+    def _num_blocks(self, kv_bytes_per_token: int) -> int:
+        tokens = self._kv_capacity_tokens
+        if tokens == 0:
+            free = psutil.virtual_memory().available
+            size = min(_MAX_DEFAULT_KV_BYTES, int(free * _DEFAULT_MEMORY_SHARE))
+            tokens = size // kv_bytes_per_token
+        return max(1, tokens // BLOCK_SIZE_TOKENS)

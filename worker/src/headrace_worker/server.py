@@ -1,0 +1,269 @@
+"""The Worker contract: calls in, engine outputs out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from headrace_common.blocks import ALGORITHM, BLOCK_SIZE_TOKENS, self_test
+from headrace_common.clock import Clock
+from headrace_common.errors import ModelNotFound, NotFound, Unavailable, Unimplemented
+from headrace_common.rpc import Call
+from headrace_contracts.types.v1.types_pb2 import HashRecipe, ReplicaRef
+from headrace_contracts.worker.v1 import worker_pb2 as pb
+from headrace_worker.calls import Calls, GenerateCall
+from headrace_worker.drain import Drain
+from headrace_worker.engine.engine import Engine
+from headrace_worker.engine.load import EngineLoad
+from headrace_worker.engine.output import RequestOutput
+from headrace_worker.engine.token_table import TokenTable
+from headrace_worker.generate_events import EventWriter
+from headrace_worker.generate_request import RequestRules, parse
+from headrace_worker.model.info import ModelInfo
+
+DESCRIPTOR = pb.DESCRIPTOR.services_by_name["Worker"]
+_CHUNK_BYTES = 1 << 20
+_DEFAULT_INTERVAL_S = 0.25
+# Shortest time between two load reports to one watcher.
+_MIN_GAP_S = 0.02
+
+
+@dataclass(frozen=True)
+class Served:
+    """The model that this worker serves, once it is loaded."""
+
+    model: str
+    info: ModelInfo
+    table: TokenTable
+    engine: Engine
+    kv_capacity_tokens: int
+    max_requests: int
+
+    @property
+    def rules(self) -> RequestRules:
+        """What requests are checked against."""
+        return RequestRules(
+            model=self.model,
+            fingerprint=self.info.fingerprint,
+            vocab_size=self.info.vocab_size,
+            end_token_ids=frozenset(self.info.eos_token_ids),
+        )
+
+
+def hash_recipe(fingerprint: str) -> HashRecipe:
+    """How this worker hashes blocks of the model."""
+    return HashRecipe(
+        algorithm=ALGORITHM,
+        block_size_tokens=BLOCK_SIZE_TOKENS,
+        model_fingerprint=fingerprint,
+        self_test=self_test(fingerprint, BLOCK_SIZE_TOKENS),
+    )
+
+
+class WorkerState:
+    """What this worker is at the moment, for all who ask.
+
+    Args:
+        replica: this life of this worker.
+        drain: whether it is leaving.
+        stuck_after_s: age of the last step that means stuck.
+    """
+
+    def __init__(self, replica: ReplicaRef, drain: Drain, stuck_after_s: float) -> None:
+        self.replica = replica
+        self.served: Served | None = None
+        self._drain, self._stuck_after_s = drain, stuck_after_s
+        self._changed = asyncio.Event()
+
+    @property
+    def value(self) -> pb.WorkerState.ValueType:
+        """The state in the contract's words. Any thread."""
+        if self.served is None:
+            return pb.WORKER_STATE_LOADING
+        if self.served.engine.stalled_s() > self._stuck_after_s:
+            return pb.WORKER_STATE_STUCK
+        if self._drain.is_draining:
+            return pb.WORKER_STATE_DRAINING
+        return pb.WORKER_STATE_READY
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether new work is welcome. Any thread."""
+        return self.value == pb.WORKER_STATE_READY
+
+    def notify(self) -> None:
+        """Wake all who wait for a change. Event loop only."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def wait_change(self, within_s: float) -> None:
+        """Return at the next change, or when the time is over."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+
+class WorkerServicer:
+    """Serves the Worker contract.
+
+    Args:
+        state: what this worker is.
+        calls: the Generate calls under way.
+        drain: how it leaves.
+        clock: time.
+        progress_ratio: returns the share of loading done.
+    """
+
+    def __init__(
+        self,
+        state: WorkerState,
+        calls: Calls,
+        drain: Drain,
+        clock: Clock,
+        progress_ratio: Callable[[], float],
+    ) -> None:
+        self._state, self._calls, self._drain = state, calls, drain
+        self._clock, self._progress_ratio = clock, progress_ratio
+        self._keys = itertools.count(1)
+
+    async def Generate(  # noqa: N802 - contract name
+        self, message: pb.GenerateRequest, _call: Call
+    ) -> AsyncIterator[pb.GenerateEvent]:
+        """Stream one request's output, one event per engine step, fewer if the caller is slow."""
+        self._drain.check_admits()
+        served = self._require_served()
+        request = parse(message, served.rules, next(self._keys), self._clock.now_s())
+        call = self._calls.open(request)
+        try:
+            served.engine.submit(request)
+            self._state.notify()
+            async for event in self._events(call, served):
+                yield event
+        finally:
+            if self._calls.close(call):
+                served.engine.abort(request.key)
+            self._state.notify()
+
+    async def Embed(self, _request: pb.EmbedRequest, _call: Call) -> pb.EmbedResponse:  # noqa: N802 - contract name
+        """Not offered."""
+        raise Unimplemented("This engine does not compute embeddings.")
+
+    async def Describe(self, _request: pb.DescribeRequest, _call: Call) -> pb.DescribeResponse:  # noqa: N802 - contract name
+        """Say what this worker is; answers while the model is loading."""
+        served = self._state.served
+        return pb.DescribeResponse(
+            replica=self._state.replica,
+            state=self._state.value,
+            models=[] if served is None else [_card(served)],
+            kv_capacity_tokens=0 if served is None else served.kv_capacity_tokens,
+            load_progress_ratio=self._progress_ratio(),
+            device="cpu",
+        )
+
+    async def FetchTokenizer(  # noqa: N802 - contract name
+        self, request: pb.FetchTokenizerRequest, _call: Call
+    ) -> AsyncIterator[pb.TokenizerChunk]:
+        """Send tokenizer.json."""
+        served = self._state.served
+        if served is None:
+            raise NotFound("The model is still loading.", retry_after_s=1.0)
+        if request.model != served.model:
+            raise ModelNotFound(f"Model {request.model!r} is not served here.", param="model")
+        data = served.info.tokenizer_json
+        for start in range(0, len(data), _CHUNK_BYTES):
+            yield pb.TokenizerChunk(data=data[start : start + _CHUNK_BYTES])
+
+    async def WatchLoad(  # noqa: N802 - contract name
+        self, request: pb.WatchLoadRequest, _call: Call
+    ) -> AsyncIterator[pb.LoadReport]:
+        """Report at once, at each change and at least every interval."""
+        interval_s = request.interval_ms / 1000 or _DEFAULT_INTERVAL_S
+        while True:
+            waiting = asyncio.ensure_future(self._state.wait_change(interval_s))
+            try:
+                yield self._load_report()
+                await waiting
+            finally:
+                waiting.cancel()
+            await asyncio.sleep(min(_MIN_GAP_S, interval_s))
+
+    async def Drain(self, request: pb.DrainRequest, _call: Call) -> pb.DrainResponse:  # noqa: N802 - contract name
+        """Stop admitting, wait for what runs, then move the rest."""
+        self._drain.begin()
+        self._state.notify()
+        result = await self._drain.drain(request.grace_ms / 1000)
+        return pb.DrainResponse(num_finished=result.num_finished, num_moved=result.num_moved)
+
+    async def ExportKv(self, _request: pb.ExportKvRequest, _call: Call) -> pb.KvTransferHandle:  # noqa: N802 - contract name
+        """Not offered."""
+        raise Unimplemented("This engine does not export KV blocks.")
+
+    async def ReleaseKv(self, _request: pb.ReleaseKvRequest, _call: Call) -> pb.ReleaseKvResponse:  # noqa: N802 - contract name
+        """No lease is ever given, so there is nothing to end."""
+        return pb.ReleaseKvResponse()
+
+    async def _events(self, call: GenerateCall, served: Served) -> AsyncIterator[pb.GenerateEvent]:
+        writer = EventWriter(call.request, served.table, self._state.replica)
+        while True:
+            output = await call.take()
+            if _has_content(output):
+                yield writer.event(output)
+            if output.error is not None:
+                raise output.error
+            if output.is_last:
+                return
+
+    def _require_served(self) -> Served:
+        if self._state.served is None:
+            raise Unavailable("The model is still loading.", retry_after_s=1.0)
+        return self._state.served
+
+    def _load_report(self) -> pb.LoadReport:
+        state, served = self._state, self._state.served
+        load = EngineLoad() if served is None else served.engine.load
+        return pb.LoadReport(
+            replica=state.replica,
+            state=state.value,
+            num_waiting=load.num_waiting,
+            num_running=load.num_running,
+            queued_prefill_tokens=load.queued_prefill_tokens,
+            running_tokens=load.running_tokens,
+            kv_used_tokens=load.kv_used_tokens,
+            kv_capacity_tokens=0 if served is None else served.kv_capacity_tokens,
+            prefill_tokens_per_s=load.prefill_tokens_per_s,
+            decode_tokens_per_s=load.decode_tokens_per_s,
+            prefix_hit_tokens_total=load.prefix_hit_tokens_total,
+            prefix_query_tokens_total=load.prefix_query_tokens_total,
+            last_step_age_s=0.0 if served is None else served.engine.stalled_s(),
+            num_preemptions_total=load.num_preemptions_total,
+            max_requests=0 if served is None else served.max_requests,
+        )
+
+
+def _has_content(output: RequestOutput) -> bool:
+    if output.error is None:
+        return True
+    return bool(output.choices) or output.queue_s is not None
+
+
+def _card(served: Served) -> pb.ModelCard:
+    info = served.info
+    return pb.ModelCard(
+        model=served.model,
+        fingerprint=info.fingerprint,
+        context_tokens=served.engine.max_sequence_tokens,
+        vocab_size=info.vocab_size,
+        chat_template=info.chat_template,
+        eos_token_ids=info.eos_token_ids,
+        bos_token_id=info.bos_token_id or 0,
+        add_bos=info.add_bos,
+        tokenizer_sha256=info.tokenizer_sha256,
+        recipe=hash_recipe(info.fingerprint),
+        special_tokens=dict(info.special_tokens),
+        kv_bytes_per_token=info.kv_bytes_per_token,
+        created_unix_s=info.created_unix_s,
+    )
