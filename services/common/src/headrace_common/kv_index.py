@@ -8,8 +8,8 @@
                                                     SET    8-byte block hashes, with a TTL
 
 A hash is cut to its first 8 bytes: a collision sends a request to the wrong replica, it never
-shares a cache, since workers compare whole hashes. All keys carry one hash tag, so that scripts may touch
-them together on a Redis cluster too.
+shares a cache, since workers compare whole hashes. All keys carry one hash tag, so that scripts
+may touch them together on a Redis cluster too.
 """
 
 from __future__ import annotations

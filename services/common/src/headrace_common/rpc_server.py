@@ -16,7 +16,8 @@ from headrace_common.errors import HeadraceError
 from headrace_common.metrics import RpcMetrics
 from headrace_common.rpc import CHANNEL_OPTIONS, BoundMethod, Call, bind, serving
 from headrace_common.rpc_status import to_status
-from headrace_common.session import SessionServicer, session_descriptor
+from headrace_common.session import session_descriptor
+from headrace_common.session_server import SessionServicer
 
 
 def _generic_handler(

@@ -20,27 +20,22 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Generic, cast
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from google.rpc import status_pb2
 
 from headrace_common.errors import (
     Deadline,
     HeadraceError,
-    InvalidRequest,
-    QueueFull,
-    ReplicaDraining,
     ReplicaLost,
-    Unimplemented,
 )
 from headrace_common.lifecycle import cancel_and_wait
-from headrace_common.metrics import RpcMetrics
-from headrace_common.rpc import BoundMethod, Call, MethodRef, Req, Res, open_channel, serving
-from headrace_common.rpc_status import from_status, to_status
+from headrace_common.rpc import MethodRef, Req, Res, open_channel
+from headrace_common.rpc_status import from_status
 from headrace_common.telemetry import current_traceparent
 from headrace_contracts.session.v1 import session_pb2
 from headrace_contracts.session.v1.session_pb2 import Frame, Item
@@ -48,8 +43,6 @@ from headrace_contracts.session.v1.session_pb2 import Frame, Item
 OPEN_PATH = "/headrace.session.v1.Session/Open"
 # Messages a server may send before the reader has taken any.
 WINDOW = 64
-# Messages of one call that a server keeps for a handler that does not read.
-MAX_UNREAD = 1024
 # Items in one frame, so that a burst does not make a huge message.
 MAX_FRAME_ITEMS = 256
 _CONNECT_TIMEOUT_S = 2.0
@@ -60,14 +53,15 @@ def session_descriptor() -> ServiceDescriptor:
     return session_pb2.DESCRIPTOR.services_by_name["Session"]
 
 
-class _Outbox:
-    """Items that wait for the writer of one stream."""
+class FrameQueue:
+    """Items that wait for the writer of one stream, on either side."""
 
     def __init__(self) -> None:
         self._items: list[Item] = []
         self._filled = asyncio.Event()
 
     def put(self, item: Item) -> None:
+        """Add an item to the next frame."""
         self._items.append(item)
         self._filled.set()
 
@@ -187,7 +181,7 @@ class _ClientStream:
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=Frame.FromString,
         )
-        self._outbox = _Outbox()
+        self._outbox = FrameQueue()
         self._calls: dict[int, SessionCall[Message, Message]] = {}
         self._stream = stub()
         self.is_open = True
@@ -318,153 +312,3 @@ class SessionClient:
                 raise ReplicaLost(f"The peer at {self.address} cannot be reached.") from error
             self._stream = _ClientStream(self._channel)
             return self._stream
-
-
-class _ServerCall:
-    """One running call on a server's stream."""
-
-    def __init__(self, method: BoundMethod, opened: Item, outbox: _Outbox) -> None:
-        self._method, self._opened, self._outbox = method, opened, outbox
-        self._requests: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._credit = opened.credit
-        self._credited = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
-
-    def deliver(self, payload: bytes | None) -> bool:
-        """Queue a request message (None = half close); False if the handler reads too slowly."""
-        if self._requests.qsize() >= MAX_UNREAD:
-            return False
-        self._requests.put_nowait(payload)
-        return True
-
-    def add_credit(self, credit: int) -> None:
-        self._credit += credit
-        self._credited.set()
-
-    async def run(self, metrics: RpcMetrics | None) -> None:
-        """Serve the call and send its END, unless it is cancelled."""
-        status = b""
-        try:
-            with serving(self._method, self._opened.traceparent, metrics):
-                await self._serve()
-        except HeadraceError as error:
-            status = to_status(error).SerializeToString()
-        self._outbox.put(Item(call_id=self._opened.call_id, kind=Item.KIND_END, status=status))
-
-    async def _serve(self) -> None:
-        timeout_s = self._opened.deadline_ms / 1000 if self._opened.deadline_ms else None
-        async with asyncio.timeout(timeout_s):
-            answers = self._method.start(self._messages(), Call(timeout_s))
-            async with contextlib.aclosing(cast("_Closable", answers)) as stream:
-                async for answer in stream:
-                    await self._take_credit()
-                    self._outbox.put(
-                        Item(
-                            call_id=self._opened.call_id,
-                            kind=Item.KIND_MESSAGE,
-                            payload=answer.SerializeToString(),
-                        )
-                    )
-
-    async def _take_credit(self) -> None:
-        while self._credit <= 0:
-            self._credited.clear()
-            await self._credited.wait()
-        self._credit -= 1
-
-    async def _messages(self) -> AsyncIterator[Message]:
-        while (payload := await self._requests.get()) is not None:
-            try:
-                yield self._method.request.FromString(payload)
-            except DecodeError as error:
-                raise InvalidRequest(
-                    f"{self._method.name}: the message cannot be parsed"
-                ) from error
-
-
-class SessionServicer:
-    """Serves sessions: starts a task per call, through the same bound methods as plain gRPC."""
-
-    def __init__(self, methods: Iterable[BoundMethod], metrics: RpcMetrics | None) -> None:
-        self._methods = {method.name: method for method in methods}
-        self._metrics = metrics
-        self._running: set[asyncio.Task[None]] = set()
-        self._is_draining = False
-
-    @property
-    def num_running(self) -> int:
-        """Calls being served over all streams."""
-        return len(self._running)
-
-    async def Open(self, frames: AsyncIterator[Frame], _call: Call) -> AsyncIterator[Frame]:  # noqa: N802 - contract name
-        """Serve one peer until it leaves; then cancel what it left."""
-        outbox = _Outbox()
-        calls: dict[int, _ServerCall] = {}
-        reader = asyncio.create_task(self._read(frames, calls, outbox))
-        try:
-            while not reader.done():
-                waiting = asyncio.ensure_future(outbox.frame())
-                try:
-                    await asyncio.wait({waiting, reader}, return_when=asyncio.FIRST_COMPLETED)
-                    if waiting.done():
-                        yield waiting.result()
-                finally:
-                    waiting.cancel()
-        finally:
-            await cancel_and_wait(reader, *[call.task for call in calls.values()])
-
-    async def drain(self, grace_s: float) -> None:
-        """Refuse new calls and wait for the running ones, at most *grace_s* seconds."""
-        self._is_draining = True
-        if self._running:
-            await asyncio.wait(self._running, timeout=grace_s)
-        # One turn of the loop, so that the last END items reach their writers.
-        await asyncio.sleep(0.01)
-
-    async def _read(
-        self, frames: AsyncIterator[Frame], calls: dict[int, _ServerCall], outbox: _Outbox
-    ) -> None:
-        async for frame in frames:
-            for item in frame.items:
-                self._handle(item, calls, outbox)
-
-    def _handle(self, item: Item, calls: dict[int, _ServerCall], outbox: _Outbox) -> None:
-        if item.kind == Item.KIND_OPEN:
-            self._open(item, calls, outbox)
-            return
-        call = calls.get(item.call_id)
-        if call is None:
-            return
-        if item.kind == Item.KIND_CREDIT:
-            call.add_credit(item.credit)
-        elif item.kind == Item.KIND_CANCEL:
-            if call.task is not None:
-                call.task.cancel()
-        elif not call.deliver(item.payload if item.kind == Item.KIND_MESSAGE else None):
-            if call.task is not None:
-                call.task.cancel()
-            self._end(item.call_id, QueueFull("Messages came faster than they were read."), outbox)
-
-    def _open(self, item: Item, calls: dict[int, _ServerCall], outbox: _Outbox) -> None:
-        method = self._methods.get(item.method)
-        if self._is_draining:
-            self._end(item.call_id, ReplicaDraining("This server is shutting down."), outbox)
-        elif method is None:
-            self._end(item.call_id, Unimplemented(f"No method {item.method[:100]!r} here."), outbox)
-        else:
-            call = calls[item.call_id] = _ServerCall(method, item, outbox)
-            call.task = asyncio.create_task(call.run(self._metrics))
-            self._running.add(call.task)
-            call.task.add_done_callback(self._running.discard)
-            call.task.add_done_callback(lambda _: calls.pop(item.call_id, None))
-
-    @staticmethod
-    def _end(call_id: int, error: HeadraceError, outbox: _Outbox) -> None:
-        status = to_status(error).SerializeToString()
-        outbox.put(Item(call_id=call_id, kind=Item.KIND_END, status=status))
-
-
-class _Closable(AsyncIterator[Message]):
-    """An async generator as `contextlib.aclosing` wants it."""
-
-    async def aclose(self) -> None: ...

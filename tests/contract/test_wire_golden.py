@@ -1,0 +1,100 @@
+"""Messages that a released version wrote must decode for ever.
+
+`UPDATE_GOLDEN=1 pytest tests/contract/test_wire_golden.py` writes the files of messages that have
+none yet; existing files are never rewritten.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+
+from headrace_contracts.cache_index.v1 import cache_index_pb2
+from headrace_contracts.guard.v1 import guard_pb2
+from headrace_contracts.ratelimit.v1 import ratelimit_pb2
+from headrace_contracts.router.v1 import router_pb2
+from headrace_contracts.session.v1 import session_pb2
+from headrace_contracts.usage.v1 import usage_pb2
+from headrace_contracts.worker.v1 import worker_pb2
+
+WIRE = Path(__file__).parents[1] / "golden" / "wire"
+VERSION = "0.1"
+MESSAGES: list[type[Message]] = [
+    worker_pb2.GenerateRequest,
+    worker_pb2.GenerateEvent,
+    worker_pb2.DescribeResponse,
+    worker_pb2.LoadReport,
+    router_pb2.PickMessage,
+    router_pb2.Decision,
+    router_pb2.ReplicaList,
+    cache_index_pb2.PublishMessage,
+    cache_index_pb2.IndexDelta,
+    guard_pb2.CheckInputRequest,
+    guard_pb2.CheckOutputResponse,
+    ratelimit_pb2.AdmitRequest,
+    ratelimit_pb2.AdmitResponse,
+    ratelimit_pb2.SettleRequest,
+    session_pb2.Frame,
+    usage_pb2.UsageEvent,
+    usage_pb2.WorkerUsage,
+]
+SCALARS: dict[int, object] = {
+    FieldDescriptor.CPPTYPE_STRING: "text",
+    FieldDescriptor.CPPTYPE_BOOL: True,
+    FieldDescriptor.CPPTYPE_DOUBLE: 1.5,
+    FieldDescriptor.CPPTYPE_FLOAT: 0.25,
+}
+
+
+def _scalar(field: FieldDescriptor) -> object:
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return b"\x00\xffbytes"
+    if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM:
+        return field.enum_type.values[-1].number
+    return SCALARS.get(field.cpp_type, field.number)
+
+
+def filled(message: Message, depth: int = 0) -> Message:
+    """Set every field of *message* to a value of its own, nested ones too."""
+    descriptor: Descriptor = message.DESCRIPTOR
+    for field in descriptor.fields:
+        if field.message_type and field.message_type.GetOptions().map_entry:
+            _fill_map(message, field)
+        elif field.message_type:
+            if depth < 3:
+                held = getattr(message, field.name)
+                filled(held.add() if field.is_repeated else held, depth + 1)
+        elif field.is_repeated:
+            getattr(message, field.name).append(_scalar(field))
+        else:
+            setattr(message, field.name, _scalar(field))
+    return message
+
+
+def _fill_map(message: Message, field: FieldDescriptor) -> None:
+    key, value = field.message_type.fields
+    held = getattr(message, field.name)
+    held[_scalar(key)] = _scalar(value)
+
+
+@pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.DESCRIPTOR.full_name)
+def test_golden_bytes_decode_to_what_they_meant(cls: type[Message]) -> None:
+    """Old bytes give all their fields under today's contract, with their old names and values."""
+    stem = WIRE / f"{cls.DESCRIPTOR.full_name}.{VERSION}"
+    binary, meaning = stem.with_name(stem.name + ".bin"), stem.with_name(stem.name + ".json")
+    if not binary.exists() and os.environ.get("UPDATE_GOLDEN"):
+        message = filled(cls())
+        binary.write_bytes(message.SerializeToString(deterministic=True))
+        meaning.write_text(_readable(message))
+    assert _readable(cls.FromString(binary.read_bytes())) == meaning.read_text()
+
+
+def _readable(message: Message) -> str:
+    fields = MessageToDict(message, preserving_proto_field_name=True)
+    return json.dumps(fields, indent=1, sort_keys=True) + "\n"
