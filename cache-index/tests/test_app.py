@@ -119,7 +119,8 @@ async def test_many_batches_are_written_and_bounded(own_redis: LocalServer, redi
     """A burst far above the inbox and with Redis away in between ends in the truth."""
     app = await start_app(f"redis://127.0.0.1:{own_redis.port}/0", lease_s=20)
     publisher = FakePublisher(f"127.0.0.1:{app.rpc.port}", W1)
-    await eventually(lambda: app.lifecycle.is_ready)
+    publisher.store(HASHES[:1])
+    await eventually(lambda: publisher.is_caught_up)
     own_redis.freeze()
     for round_idx in range(1500):
         publisher.store([HASHES[round_idx % 8]])
