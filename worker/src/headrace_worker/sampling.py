@@ -20,6 +20,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from headrace_common.errors import InvalidRequest
@@ -219,7 +220,8 @@ def _mask(row: torch.Tensor, spec: SampleSpec) -> None:
 
 
 def _draw(row: torch.Tensor, spec: SampleSpec) -> int:
-    probs = ((row - row.max()) / spec.temperature).softmax(dim=-1)
+    # Broken logits (NaN) must spoil no more than their own row: they count as impossible.
+    probs = ((row - row.max()) / spec.temperature).softmax(dim=-1).nan_to_num_()
     ids = _kept_ids(probs, spec)
     if ids is not None:
         probs = probs[ids]
@@ -233,11 +235,14 @@ def _draw(row: torch.Tensor, spec: SampleSpec) -> int:
 
 
 def _kept_ids(probs: torch.Tensor, spec: SampleSpec) -> torch.Tensor | None:
-    """Return the ids, ascending, that truncation leaves; None = all."""
+    """Return the ids, ascending, that truncation leaves; None = all.
+
+    Of equally likely tokens at the border those with the lowest ids stay.
+    """
     has_top_p = 0.0 < spec.top_p < 1.0
     if not (spec.top_k or has_top_p or spec.min_p):
         return None
-    values, ids = _likeliest(probs, spec, has_top_p=has_top_p)
+    values = _likeliest(probs, spec, has_top_p=has_top_p)
     keep = torch.ones(len(values), dtype=torch.bool)
     if has_top_p:
         # Top-p counts within what top-k left.
@@ -246,18 +251,22 @@ def _kept_ids(probs: torch.Tensor, spec: SampleSpec) -> torch.Tensor | None:
         keep &= before < spec.top_p * total
     if spec.min_p:
         keep &= values >= spec.min_p * values[0]
-    keep[0] = True
-    return ids[keep].sort().values
+    num_kept = max(1, int(keep.sum()))
+    border = values[num_kept - 1]
+    ids = (probs >= border).nonzero().squeeze(1)
+    if len(ids) == num_kept:
+        return ids
+    above, level = ids[probs[ids] > border], ids[probs[ids] == border]
+    return torch.cat((above, level[: num_kept - len(above)])).sort().values
 
 
-def _likeliest(
-    probs: torch.Tensor, spec: SampleSpec, *, has_top_p: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return candidates, likeliest first: as few as decide the truncation."""
+def _likeliest(probs: torch.Tensor, spec: SampleSpec, *, has_top_p: bool) -> torch.Tensor:
+    """Return the largest probabilities, descending: as many as decide the truncation."""
     if spec.top_k:
-        return probs.topk(min(spec.top_k, len(probs)))
-    values, ids = probs.topk(min(_FIRST_CANDIDATES, len(probs)))
-    is_enough = (has_top_p and float(values.sum(dtype=torch.float64)) >= spec.top_p) or float(
-        values[-1]
-    ) < spec.min_p * float(values[0])
-    return (values, ids) if is_enough else probs.sort(descending=True)
+        return probs.topk(min(spec.top_k, len(probs))).values
+    values = probs.topk(min(_FIRST_CANDIDATES, len(probs))).values
+    reached = float(values.sum(dtype=torch.float64))
+    if (has_top_p and reached >= spec.top_p) or values[-1] < spec.min_p * values[0]:
+        return values
+    # Ten times as fast as torch.sort, which also carries the ids.
+    return torch.from_numpy(np.sort(probs.numpy())[::-1].copy())
