@@ -9,15 +9,17 @@ from redis.backoff import NoBackoff
 REQUEST_PATH_TIMEOUT_S = 0.05
 
 
-def request_path_client(url: str, *, max_connections: int = 16) -> Redis:
+def request_path_client(
+    url: str, *, max_connections: int = 16, timeout_s: float = REQUEST_PATH_TIMEOUT_S
+) -> Redis:
     """Return a client for calls that a request waits for: 50 ms, no retry.
 
     Callers own a breaker: see the rate limiter.
     """
     return Redis.from_url(
         url,
-        socket_timeout=REQUEST_PATH_TIMEOUT_S,
-        socket_connect_timeout=REQUEST_PATH_TIMEOUT_S,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
         max_connections=max_connections,
         retry=Retry(NoBackoff(), 0),
     )

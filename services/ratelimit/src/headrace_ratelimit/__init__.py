@@ -1,0 +1,1 @@
+"""Admission: all limits of a request in one atomic decision."""
