@@ -4,11 +4,11 @@ No consumer group: this process reads all partitions, and where it stands lies i
 database, moved in the transaction that books the messages. A crash at any point therefore neither
 loses nor repeats a booking.
 
-A log can begin anew (a broker that keeps it in memory was restarted). Two signs: the position lies
-beyond the log's end, or the message before the position is not the one that was read there. Either
-way that partition is read from its beginning; what was booked before is known by its primary key.
-Events that were in the lost log only are sent again by the gateways' outboxes, which keep whatever
-`FindMissing` calls missing.
+A log can begin anew (a broker that keeps it in memory was restarted). So whenever the broker went
+away the reading starts one message before its place, and goes on only if that message is the one
+that was read there. If it is not, or the log's end lies before the place, that partition is read
+from its beginning; what was booked before is known by its primary key. Events that were in the lost
+log only are sent again by the gateways' outboxes, which keep whatever `FindMissing` calls missing.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from headrace_billing import schema
 from headrace_billing.bookkeeper import BatchResult, Bookkeeper, Delivery
+from headrace_billing.broker_watch import BrokerWatch
 from headrace_billing.metrics import BillingMetrics
 from headrace_billing.store import Database
 from headrace_common import kafka_client
@@ -86,7 +87,10 @@ class UsageConsumer:
         # In this order in each batch: a witness is there before the close that may need it.
         self._topics = (worker_topic, usage_topic)
         self.bookkeeper = Bookkeeper(worker_topic)
+        # Where the log was before and has not been seen to be the same log yet.
         self._expected: dict[TopicPartition, Position] = {}
+        self._begins: dict[TopicPartition, int] = {}
+        self._ends: dict[TopicPartition, int] = {}
         self._caught_up_since_s: float | None = None
 
     def caught_up_for_s(self) -> float:
@@ -103,18 +107,19 @@ class UsageConsumer:
         """
         async with asyncio.timeout(_BROKER_TIMEOUT_S):
             await kafka_client.ensure_topics(self._bootstrap_servers, list(self._topics))
-        consumer = kafka_client.consumer(self._bootstrap_servers, "headrace-billing")
-        try:
-            async with asyncio.timeout(_BROKER_TIMEOUT_S):
-                await consumer.start()
-                partitions = await self._partitions(consumer)
-                consumer.assign(partitions)
-                await self._place(consumer, partitions)
-            await self._loop(consumer, partitions)
-        finally:
-            self._caught_up_since_s = None
-            self._metrics.consumer_lag_messages.set(math.nan)
-            await consumer.stop()
+        async with BrokerWatch(self._bootstrap_servers) as watch:
+            consumer = kafka_client.consumer(self._bootstrap_servers, "headrace-billing")
+            try:
+                async with asyncio.timeout(_BROKER_TIMEOUT_S):
+                    await consumer.start()
+                    partitions = await self._partitions(consumer)
+                    consumer.assign(partitions)
+                    await self._place(consumer, partitions)
+                await self._loop(consumer, partitions, watch)
+            finally:
+                self._caught_up_since_s = None
+                self._metrics.consumer_lag_messages.set(math.nan)
+                await _stop(consumer)
 
     async def _partitions(self, consumer: AIOKafkaConsumer) -> list[TopicPartition]:
         await consumer.topics()
@@ -130,40 +135,41 @@ class UsageConsumer:
     async def _place(self, consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> None:
         """Put every partition where the books stand, one message earlier to compare it."""
         stored = await self._database.read(read_positions)
-        begins = await consumer.beginning_offsets(partitions)
-        ends = await consumer.end_offsets(partitions)
-        self._expected = {}
+        self._begins = await consumer.beginning_offsets(partitions)
+        self._expected, self._ends = {}, {}
         for partition in partitions:
-            begin, position = begins[partition], stored.get((partition.topic, partition.partition))
-            if position is None:
-                consumer.seek(partition, begin)
-            elif position.next_offset > ends[partition]:
-                self._restart(consumer, partition, begin)
-            elif position.next_offset > begin:
+            begin = self._begins[partition]
+            position = stored.get((partition.topic, partition.partition))
+            if position is not None and position.next_offset > begin:
                 self._expected[partition] = position
                 consumer.seek(partition, position.next_offset - 1)
-            else:
-                if position.next_offset < begin:
-                    _log.error("%s: messages before %d expired unread", partition, begin)
-                consumer.seek(partition, begin)
+                continue
+            if position is not None and position.next_offset < begin:
+                _log.error("%s: messages before %d expired unread", partition, begin)
+            consumer.seek(partition, begin)
 
-    def _restart(self, consumer: AIOKafkaConsumer, partition: TopicPartition, begin: int) -> None:
+    def _restart(self, consumer: AIOKafkaConsumer, partition: TopicPartition) -> None:
         _log.warning("%s began anew, reading it from its beginning", partition)
         self._metrics.log_restarts.inc()
-        consumer.seek(partition, begin)
+        consumer.seek(partition, self._begins[partition])
 
-    async def _loop(self, consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> None:
+    async def _loop(
+        self, consumer: AIOKafkaConsumer, partitions: list[TopicPartition], watch: BrokerWatch
+    ) -> None:
         next_check_s = self._clock.now_s()
         while True:
             batch = await consumer.getmany(timeout_ms=_POLL_MS, max_records=MAX_BATCH_MESSAGES)
-            deliveries = await self._deliveries(consumer, batch)
+            if watch.is_broken:
+                raise LogChangedError("the broker went away")
+            deliveries = self._deliveries(consumer, batch)
             if deliveries:
                 await self._book(deliveries)
+            self._watch_ends(consumer, partitions)
             if self._clock.now_s() >= next_check_s:
                 await self._check(consumer, partitions)
                 next_check_s = self._clock.now_s() + _CHECK_INTERVAL_S
 
-    async def _deliveries(
+    def _deliveries(
         self, consumer: AIOKafkaConsumer, batch: dict[TopicPartition, list[ConsumerRecord]]
     ) -> list[Delivery]:
         deliveries: list[Delivery] = []
@@ -172,12 +178,31 @@ class UsageConsumer:
             expected = self._expected.pop(partition, None) if read else None
             if expected is not None and read[0].offset == expected.next_offset - 1:
                 if read[0].fingerprint != expected.last_sha256:
-                    begins = await consumer.beginning_offsets([partition])
-                    self._restart(consumer, partition, begins[partition])
+                    self._restart(consumer, partition)
                     continue
                 read = read[1:]
             deliveries += read
         return sorted(deliveries, key=lambda it: self._topics.index(it.topic))
+
+    def _watch_ends(self, consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> None:
+        """Compare each log's end, as the last fetch told it, with what was known of it.
+
+        Fetches tell the end right with every broker; Tansu's answer to ListOffsets is too low.
+
+        Raises:
+            LogChangedError: a log that was being read became shorter.
+        """
+        for partition in partitions:
+            end = consumer.highwater(partition)
+            if end is None:
+                continue
+            expected = self._expected.get(partition)
+            if expected is not None and end < expected.next_offset:
+                del self._expected[partition]
+                self._restart(consumer, partition)
+            elif end < self._ends.get(partition, 0):
+                raise LogChangedError(f"{partition} became shorter")
+            self._ends[partition] = end
 
     async def _book(self, deliveries: Sequence[Delivery]) -> None:
         """Book a batch, however long the database is away."""
@@ -212,18 +237,13 @@ class UsageConsumer:
                 delay_s = min(delay_s * 2, _MAX_RETRY_S)
 
     async def _check(self, consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> None:
-        """Measure the lag and look whether the log is still the same.
-
-        Raises:
-            LogChangedError: it is not.
-        """
+        """Measure the lag. Fails when the broker is gone, which fetches would not tell."""
         async with asyncio.timeout(_BROKER_TIMEOUT_S):
-            ends = await consumer.end_offsets(partitions)
-            positions = {it: await consumer.position(it) for it in partitions}
-        for partition in partitions:
-            if positions[partition] > ends[partition]:
-                raise LogChangedError(f"{partition} is shorter than what was read of it")
-        lag = sum(ends[it] - positions[it] for it in partitions)
+            await consumer.end_offsets(partitions)
+        if len(self._ends) < len(partitions):
+            return
+        positions = {it: await consumer.position(it) for it in partitions}
+        lag = sum(max(0, self._ends[it] - positions[it]) for it in partitions)
         self._metrics.consumer_lag_messages.set(lag)
         if lag:
             self._caught_up_since_s = None
@@ -237,6 +257,15 @@ def read_positions(connection: Connection) -> dict[tuple[str, int], Position]:
         (row.topic, row.partition): Position(row.next_offset, row.last_sha256)
         for row in connection.execute(select(schema.log_positions))
     }
+
+
+async def _stop(consumer: AIOKafkaConsumer) -> None:
+    # In a task of its own: with the broker gone, stop() may hang (aiokafka #1101) or let the
+    # CancelledError of an inner task out, which would pass for ours.
+    stopping = asyncio.create_task(consumer.stop())
+    await asyncio.wait({stopping}, timeout=_BROKER_TIMEOUT_S)
+    stopping.cancel()
+    await asyncio.gather(stopping, return_exceptions=True)
 
 
 def _delivery(record: ConsumerRecord) -> Delivery:
