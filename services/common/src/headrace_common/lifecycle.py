@@ -75,6 +75,12 @@ async def supervise(
         try:
             await body()
             text = ""
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Somebody else's, let out by a library (aiokafka's stop() does): no reason to end.
+            text = "CancelledError from inside"
         except Exception as error:  # noqa: BLE001 - supervised loop: one failure must not end the service
             text = f"{type(error).__name__}: {error}"
             if on_failure is not None:
