@@ -116,7 +116,12 @@ class WorkerApp:
         _log.info("serving %s", self._settings.model_name)
 
     async def stop(self) -> None:
-        """Drain within the grace, then take everything down."""
+        """Drain within the grace, then take everything down. Also after a failed start."""
+        _log.info(
+            "leaving: %d streams run, grace %.0f s",
+            self._calls.num_served,
+            self._settings.drain_grace_s,
+        )
         self._drain.begin()
         self.state.notify()
         await self._drain.drain(self._settings.drain_grace_s)

@@ -35,10 +35,11 @@ class GenerateCall:
         self._filled.set()
 
     def fail(self, error: HeadraceError) -> None:
-        """End the call with an error, after what waits."""
+        """End the call with an error, after what waits; not if its regular end waits."""
         if self._pending is None:
             self._pending = RequestOutput(self.request.key, usage=None)
-        self._pending.error = self._pending.error or error
+        if not self._pending.is_last:
+            self._pending.error = self._pending.error or error
         self._filled.set()
 
     async def take(self) -> RequestOutput:
@@ -122,6 +123,6 @@ def _merged(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
     earlier.queue_s = earlier.queue_s if later.queue_s is None else later.queue_s
     earlier.prompt_logprobs.extend(later.prompt_logprobs)
     earlier.times = later.times
-    earlier.error = later.error
+    earlier.error = earlier.error or later.error
     earlier.is_last = later.is_last
     return earlier

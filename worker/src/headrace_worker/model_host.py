@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 
 from headrace_common.blocks import BLOCK_SIZE_TOKENS
+from headrace_worker.engine.engine import StepRunner
 from headrace_worker.engine.token_table import TokenTable
 from headrace_worker.model.info import ModelInfo
 from headrace_worker.model.loader import load_model
@@ -27,7 +28,7 @@ class ReadyModel:
     """A model that can run, with the size of its KV pool."""
 
     info: ModelInfo
-    runner: ModelRunner
+    runner: StepRunner
     table: TokenTable
     num_blocks: int
 

@@ -101,6 +101,26 @@ def test_does_not_reuse_across_tenants_or_when_told_not_to():
         scheduler.abort(it)
 
 
+def test_a_finished_sequences_leaves_are_evicted_before_their_parents():
+    """The order of eviction is the chain backwards, so that a prefix outlives its extensions."""
+    scheduler, cache = make(token_budget=100)
+    it = request(range(12), 1)
+    scheduler.add(it)
+    run_step(scheduler)
+    scheduler.abort(it)
+    hashes = it.sequences[0].block_hashes
+    assert cache.pool.cached_in_eviction_order() == list(reversed(hashes))
+
+
+def test_a_wish_for_an_early_first_token_goes_before_patience():
+    """Within a class the earliest deadline is first."""
+    scheduler, _ = make(max_running=1)
+    scheduler.add(request([1], 1, at_s=0.0))
+    scheduler.add(request([2], 2, at_s=1.0, ttft_slo_s=0.5))
+    scheduler.add(request([3], 3, at_s=2.0, ttft_slo_s=60.0))
+    assert [seq.request.key for seq in scheduler.waiting] == [2, 1, 3]
+
+
 def test_higher_class_goes_first_and_equals_by_arrival():
     """Class before arrival, arrival within a class."""
     scheduler, _ = make(max_running=1)

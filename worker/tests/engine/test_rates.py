@@ -1,0 +1,25 @@
+"""Step rates: tokens per second over the last steps."""
+
+import pytest
+
+from headrace_worker.engine.rates import StepRates
+
+
+def test_rates_are_tokens_over_time_and_zero_before_any_step():
+    """Prefill and decode are measured over the steps that had any of it."""
+    rates = StepRates()
+    assert (rates.prefill_tokens_per_s, rates.decode_tokens_per_s) == (0.0, 0.0)
+    rates.add(100, 0, 0.5)
+    rates.add(0, 4, 0.1)
+    rates.add(50, 2, 0.5)
+    assert rates.prefill_tokens_per_s == pytest.approx(150.0)
+    assert rates.decode_tokens_per_s == pytest.approx(10.0)
+
+
+def test_old_steps_are_forgotten():
+    """A change of speed shows after the window."""
+    rates = StepRates()
+    rates.add(0, 1, 100.0)
+    for _ in range(64):
+        rates.add(0, 1, 0.01)
+    assert rates.decode_tokens_per_s == pytest.approx(100.0)
