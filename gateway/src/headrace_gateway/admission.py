@@ -1,0 +1,241 @@
+"""Admission: reserve before the work, settle after it, keep the lease alive between.
+
+When the rate limiter cannot be asked, prepaid money is refused and everybody else is let pass and
+counted: limits protect the fleet, an outage of the limiter must not be an outage of the fleet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Protocol
+
+from headrace_common.errors import (
+    BudgetExhausted,
+    HeadraceError,
+    RateLimited,
+    RequestTooLargeForLimit,
+    Unavailable,
+)
+from headrace_common.lifecycle import cancel_and_wait
+from headrace_contracts.billing.v1.billing_pb2 import Principal
+from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
+from headrace_gateway.metrics import GatewayMetrics
+
+_log = logging.getLogger(__name__)
+
+# Life of a lease without renewal: so long a dead gateway holds its slots.
+LEASE_MS = 30_000
+_SETTLE_TRIES = 5
+_MAX_LEASES_PER_CALL = 1000
+_BUDGETS = (
+    pb.DIMENSION_DAY_BUDGET,
+    pb.DIMENSION_MONTH_BUDGET,
+    pb.DIMENSION_TOTAL_BUDGET,
+)
+_NAMES = {
+    pb.DIMENSION_REQUESTS_PER_MINUTE: "requests per minute",
+    pb.DIMENSION_INPUT_TOKENS_PER_MINUTE: "input tokens per minute",
+    pb.DIMENSION_OUTPUT_TOKENS_PER_MINUTE: "output tokens per minute",
+    pb.DIMENSION_TOKENS_PER_MINUTE: "tokens per minute",
+    pb.DIMENSION_REQUESTS_PER_DAY: "requests per day",
+    pb.DIMENSION_CONCURRENCY: "concurrent requests",
+    pb.DIMENSION_DAY_BUDGET: "budget of the day",
+    pb.DIMENSION_MONTH_BUDGET: "budget of the month",
+    pb.DIMENSION_TOTAL_BUDGET: "budget",
+}
+_LEVELS = {
+    pb.LEVEL_KEY: "this key",
+    pb.LEVEL_PROJECT: "this project",
+    pb.LEVEL_TENANT: "this organization",
+    pb.LEVEL_MODEL: "this model",
+}
+
+
+class RateLimiter(Protocol):
+    """What the rate limiter offers here."""
+
+    async def admit(self, request: pb.AdmitRequest) -> pb.AdmitResponse:
+        """Check and charge."""
+        ...
+
+    async def settle(self, request: pb.SettleRequest) -> pb.SettleResponse:
+        """Replace the reservation."""
+        ...
+
+    async def renew(self, request: pb.RenewRequest) -> pb.RenewResponse:
+        """Keep leases alive."""
+        ...
+
+
+class Lease:
+    """One admitted request. `settle` must be called exactly once, whatever the ending."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        lease_id: str,
+        tenant_id: str,
+        states: Iterable[pb.DimensionState],
+    ) -> None:
+        self._admission = admission
+        self.lease_id, self.tenant_id = lease_id, tenant_id
+        self.states = tuple(states)
+
+    async def settle(self, actual: pb.Amounts) -> None:
+        """Give back what was not used. Never raises; an unreachable limiter is tried again."""
+        await self._admission.settle(self, actual)
+
+
+class Admission:
+    """Reservations of this gateway. Belongs to one event loop."""
+
+    def __init__(self, limiter: RateLimiter, metrics: GatewayMetrics) -> None:
+        self._limiter, self._metrics = limiter, metrics
+        self._leases: dict[str, set[str]] = {}
+        self._releases: set[asyncio.Task[None]] = set()
+
+    async def admit(self, principal: Principal, lease_id: str, reserve: pb.Amounts) -> Lease:
+        """Check every limit of the principal and charge the reservation.
+
+        Raises:
+            RateLimited: a limit binds; `retry_after_s` says for how long.
+            BudgetExhausted: the money is used up.
+            RequestTooLargeForLimit: the request could never pass.
+            Unavailable: limits or money cannot be checked.
+        """
+        request = pb.AdmitRequest(
+            lease_id=lease_id,
+            tenant_id=principal.tenant_id,
+            scopes=principal.limits,
+            reserve=reserve,
+            lease_ms=LEASE_MS,
+            prepaid=principal.prepaid,
+        )
+        try:
+            answer = await self._limiter.admit(request)
+        except asyncio.CancelledError:
+            # The charge may have been made already; nobody waits for its return.
+            self._release_later(request)
+            raise
+        except HeadraceError as error:
+            answer = self._without_limiter(principal, error)
+        if answer.outcome != pb.AdmitResponse.OUTCOME_ADMITTED:
+            raise denial(answer)
+        if answer.degraded:
+            self._metrics.degraded.labels("ratelimit").inc()
+        self._leases.setdefault(principal.tenant_id, set()).add(lease_id)
+        return Lease(self, lease_id, principal.tenant_id, answer.states)
+
+    async def settle(self, lease: Lease, actual: pb.Amounts) -> None:
+        """Settle a lease; see `Lease.settle`."""
+        leases = self._leases.get(lease.tenant_id, set())
+        leases.discard(lease.lease_id)
+        if not leases:
+            self._leases.pop(lease.tenant_id, None)
+        await self._settle(
+            pb.SettleRequest(lease_id=lease.lease_id, tenant_id=lease.tenant_id, actual=actual)
+        )
+
+    async def renew_all(self) -> None:
+        """Renew every lease each third of its life; run under `supervise`."""
+        while True:
+            await asyncio.sleep(LEASE_MS / 3000)
+            for tenant_id, leases in list(self._leases.items()):
+                ids = sorted(leases)
+                for start in range(0, len(ids), _MAX_LEASES_PER_CALL):
+                    await self._limiter.renew(
+                        pb.RenewRequest(
+                            tenant_id=tenant_id,
+                            lease_ids=ids[start : start + _MAX_LEASES_PER_CALL],
+                            lease_ms=LEASE_MS,
+                        )
+                    )
+
+    def _without_limiter(self, principal: Principal, error: HeadraceError) -> pb.AdmitResponse:
+        if principal.prepaid:
+            raise Unavailable("The balance cannot be checked now.", retry_after_s=1.0) from error
+        return pb.AdmitResponse(outcome=pb.AdmitResponse.OUTCOME_ADMITTED, degraded=True)
+
+    def _release_later(self, request: pb.AdmitRequest) -> None:
+        settle = pb.SettleRequest(lease_id=request.lease_id, tenant_id=request.tenant_id)
+        task = asyncio.create_task(self._settle(settle))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    async def close(self) -> None:
+        """Wait for what is still being given back, briefly."""
+        if self._releases:
+            await asyncio.wait(self._releases, timeout=1.0)
+        await cancel_and_wait(*self._releases)
+
+    async def _settle(self, request: pb.SettleRequest) -> None:
+        delay_s = 0.1
+        for _ in range(_SETTLE_TRIES):
+            try:
+                await self._limiter.settle(request)
+            except HeadraceError as error:
+                _log.info("settling %s: %s", request.lease_id, error)
+                await asyncio.sleep(delay_s)
+                delay_s *= 2
+            else:
+                return
+        # The lease expires by itself; its reservation then stands as charged.
+        self._metrics.degraded.labels("ratelimit").inc()
+        _log.warning("lease %s could not be settled", request.lease_id)
+
+
+def denial(answer: pb.AdmitResponse) -> HeadraceError:
+    """Translate a denial into the error for the caller, with the state of the limits."""
+    name = _NAMES.get(answer.binding_dimension, "requests")
+    level = _LEVELS.get(answer.binding_level, "this key")
+    error: HeadraceError
+    if answer.outcome == pb.AdmitResponse.OUTCOME_UNAVAILABLE:
+        error = Unavailable("Limits cannot be checked now.", retry_after_s=1.0)
+    elif answer.binding_dimension in _BUDGETS:
+        error = BudgetExhausted(
+            f"The {name} of {level} does not cover this request. Check your plan and billing."
+        )
+    elif answer.outcome == pb.AdmitResponse.OUTCOME_TOO_LARGE:
+        error = RequestTooLargeForLimit(
+            f"This request alone exceeds the limit of {name} of {level}. "
+            "Shorten the prompt or set a smaller max_tokens."
+        )
+    else:
+        # Nobody knows when a running request ends; a second is a fair guess.
+        retry_after_s = answer.retry_after_us / 1e6 or 1.0
+        error = RateLimited(
+            f"The limit of {name} of {level} is reached. Try again in {retry_after_s:.3g} s.",
+            retry_after_s=retry_after_s,
+        )
+    error.metadata.update(dict(header_pairs(answer.states)))
+    return error
+
+
+def header_pairs(states: Iterable[pb.DimensionState]) -> list[tuple[str, str]]:
+    """Return x-ratelimit-* headers: of each kind the state that is nearest to its limit."""
+    pairs = []
+    for suffix, dimensions in (
+        ("requests", (pb.DIMENSION_REQUESTS_PER_MINUTE, pb.DIMENSION_REQUESTS_PER_DAY)),
+        ("tokens", (pb.DIMENSION_TOKENS_PER_MINUTE, pb.DIMENSION_INPUT_TOKENS_PER_MINUTE)),
+    ):
+        matching = [state for state in states if state.dimension in dimensions]
+        if matching:
+            state = min(matching, key=lambda it: it.remaining)
+            pairs += [
+                (f"x-ratelimit-limit-{suffix}", str(state.limit)),
+                (f"x-ratelimit-remaining-{suffix}", str(state.remaining)),
+                (f"x-ratelimit-reset-{suffix}", duration_text(state.reset_us)),
+            ]
+    return pairs
+
+
+def duration_text(duration_us: int) -> str:
+    """Render a duration as OpenAI's headers do: 12ms, 1.5s, 6m0s. Rounded up to milliseconds."""
+    milliseconds = -(-duration_us // 1000)
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    seconds = f"{rest / 1000:g}s"
+    return f"{minutes}m{seconds}" if minutes else seconds

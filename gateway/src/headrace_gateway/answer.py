@@ -1,0 +1,239 @@
+"""One answer on its way: from the workers, through the output check, to the client.
+
+::
+
+    jobs --events--> pump task --text--> OutputCheck --releases--> run() --> sink --> client
+                        ^                                            |
+                        '------- waits while the client does not read
+
+Log probabilities spell out tokens, so they wait until their text is released, and are dropped where
+the guard blocked or replaced text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from headrace_common.clock import Clock
+from headrace_common.errors import Internal
+from headrace_common.lifecycle import cancel_and_wait
+from headrace_common.telemetry import span
+from headrace_contracts.types.v1.types_pb2 import TokenUsage
+from headrace_contracts.worker.v1 import worker_pb2 as pb
+from headrace_gateway.generation import Generator, Job
+from headrace_gateway.output_check import OutputCheck, Release
+
+# Prompts of one request that run at the same time.
+_MAX_PARALLEL = 8
+_REASONS = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
+
+
+class Sink(Protocol):
+    """Where the answer goes: a stream or a whole."""
+
+    async def begin(self, num_choices: int) -> None:
+        """A worker has taken the request."""
+
+    def add_text(
+        self, choice_idx: int, text: str, logprobs: Sequence[pb.TokenLogprob] | None
+    ) -> None:
+        """Text that may go out."""
+
+    def add_finish(self, choice_idx: int, reason: str) -> None:
+        """A choice has ended."""
+
+    async def flush(self) -> None:
+        """Send what was added."""
+
+    async def end(self, usage: TokenUsage) -> None:
+        """The request is closed; send the last of it."""
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What waits for release, and how the choice ended at the worker."""
+
+    finish_reason: str = ""
+    stop_matched: str = ""
+    is_over: bool = False
+    made_bytes: int = 0
+    released_bytes: int = 0
+    # Each with the number of text bytes up to its token's end.
+    logprobs: deque[tuple[int, pb.TokenLogprob]] = field(default_factory=deque)
+    is_redacted: bool = False
+
+    def note(self, delta: pb.ChoiceDelta) -> None:
+        for logprob in delta.logprobs:
+            self.made_bytes += len(logprob.token)
+            self.logprobs.append((self.made_bytes, logprob))
+        if delta.finish_reason:
+            self.finish_reason = _REASONS.get(delta.finish_reason, "stop")
+            self.stop_matched = delta.stop_matched
+
+    def released_logprobs(self, release: Release) -> list[pb.TokenLogprob]:
+        self.released_bytes += len(release.text.encode())
+        self.is_redacted = self.is_redacted or release.is_redacted
+        if self.is_redacted or release.is_blocked:
+            self.logprobs.clear()
+            return []
+        # At the end the rest are tokens without text, unless a stop string was cut off.
+        bound = self.released_bytes
+        if release.is_last and not self.stop_matched:
+            bound = self.made_bytes
+        released = []
+        while self.logprobs and self.logprobs[0][0] <= bound:
+            released.append(self.logprobs.popleft()[1])
+        return released
+
+
+class Answer:
+    """Runs the jobs of one request and feeds the sink.
+
+    Args:
+        generator: runs jobs.
+        jobs: at least one.
+        check: open; is closed here.
+        sink: gets what is released.
+        clock: time.
+        on_started: called once, when the first worker has taken a job.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        jobs: Sequence[Job],
+        check: OutputCheck,
+        sink: Sink,
+        clock: Clock,
+        on_started: Callable[[Job], None],
+    ) -> None:
+        self._generator, self._jobs, self._check = generator, jobs, check
+        self._sink, self._clock, self._on_started = sink, clock, on_started
+        self._choices = [_Choice() for job in jobs for _ in range(job.generate.n)]
+        self._started = asyncio.Event()
+        self._may_go_on = asyncio.Event()
+        self._may_go_on.set()
+        self.is_blocked = False
+        # Monotonic time of the first text sent; None = none yet.
+        self.first_text_s: float | None = None
+
+    async def run(self, deadline_s: float) -> None:
+        """Answer until every choice has ended. Cancelling stops the workers.
+
+        Raises:
+            HeadraceError: the answer could not be finished.
+        """
+        pump = asyncio.create_task(self._pump(deadline_s))
+        try:
+            await self._wait_started(pump)
+            await self._sink.begin(len(self._choices))
+            async for release in self._check.releases():
+                self._emit(release)
+                await self._flush()
+                if all(choice.is_over for choice in self._choices):
+                    break
+            await self._settle(pump)
+        finally:
+            await cancel_and_wait(pump)
+            self._check.close()
+
+    async def _settle(self, pump: asyncio.Task[None]) -> None:
+        is_over = all(choice.is_over for choice in self._choices)
+        if is_over and not all(job.is_done for job in self._jobs):
+            # The guard ended it; the workers need not go on.
+            return
+        await pump
+        if not is_over:
+            raise Internal
+
+    async def _pump(self, deadline_s: float) -> None:
+        try:
+            with span("generate", attributes={"jobs": len(self._jobs)}):
+                if len(self._jobs) == 1:
+                    await self._run_job(self._jobs[0], deadline_s)
+                else:
+                    await self._run_all(deadline_s)
+        finally:
+            self._check.finish()
+
+    async def _run_all(self, deadline_s: float) -> None:
+        places = asyncio.Semaphore(_MAX_PARALLEL)
+
+        async def run(job: Job) -> None:
+            async with places:
+                await self._run_job(job, deadline_s)
+
+        tasks = [asyncio.create_task(run(job)) for job in self._jobs]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            await cancel_and_wait(*tasks)
+
+    async def _run_job(self, job: Job, deadline_s: float) -> None:
+        await self._generator.run(job, deadline_s, self._take, self._gate)
+
+    def _take(self, job: Job, event: pb.GenerateEvent) -> None:
+        if not self._started.is_set():
+            self._on_started(job)
+            self._started.set()
+        for delta in event.deltas:
+            choice_idx = job.first_choice_idx + delta.choice_idx
+            self._choices[choice_idx].note(delta)
+            self._check.push(choice_idx, delta.text, is_last=bool(delta.finish_reason))
+
+    async def _gate(self) -> None:
+        if not self._may_go_on.is_set():
+            await self._may_go_on.wait()
+
+    async def _wait_started(self, pump: asyncio.Task[None]) -> None:
+        started = asyncio.create_task(self._started.wait())
+        try:
+            await asyncio.wait({pump, started}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            started.cancel()
+        if not self._started.is_set():
+            await pump
+            raise Internal
+
+    def _emit(self, release: Release) -> None:
+        choice = self._choices[release.choice_idx]
+        if choice.is_over:
+            return
+        logprobs = choice.released_logprobs(release)
+        if release.text or logprobs:
+            self._sink.add_text(release.choice_idx, release.text, logprobs)
+            self.first_text_s = self.first_text_s or self._clock.now_s()
+        if release.is_blocked:
+            self.is_blocked = choice.is_over = True
+            self._sink.add_finish(release.choice_idx, "content_filter")
+        elif release.is_last:
+            choice.is_over = True
+            self._sink.add_finish(release.choice_idx, choice.finish_reason)
+
+    async def _flush(self) -> None:
+        self._may_go_on.clear()
+        try:
+            await self._sink.flush()
+        finally:
+            self._may_go_on.set()
+
+
+def total_usage(jobs: Sequence[Job]) -> TokenUsage:
+    """Sum the counts of a request's jobs."""
+    total = TokenUsage()
+    for job in jobs:
+        for name in (
+            "prompt_tokens",
+            "cached_gpu_tokens",
+            "cached_cpu_tokens",
+            "cached_disk_tokens",
+            "cache_write_tokens",
+            "output_tokens",
+            "reasoning_tokens",
+        ):
+            setattr(total, name, getattr(total, name) + getattr(job.usage, name))
+    return total

@@ -1,0 +1,287 @@
+"""The public shapes of answers: chat and text completion, whole and in chunks. Pure.
+
+A chunk is put together from byte templates made once per request; only the text goes through a
+JSON encoder (0.13 us instead of 3 for the whole object). Line separators that are legal in JSON but
+cut an event in readers that split on them (U+2028, U+2029, U+0085) are escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import orjson
+
+from headrace_contracts.types.v1.types_pb2 import TokenUsage
+from headrace_contracts.worker.v1.worker_pb2 import TokenLogprob
+from headrace_gateway.pricing import cached_tokens
+
+_SEPARATORS = (
+    (b"\xe2\x80\xa8", b"\\u2028"),
+    (b"\xe2\x80\xa9", b"\\u2029"),
+    (b"\xc2\x85", b"\\u0085"),
+)
+# JSON of an answer. Any: nested values of JSON types.
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class ChoiceAnswer:
+    """One finished choice."""
+
+    text: str = ""
+    finish_reason: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What every chunk repeats."""
+
+    answer_id: str
+    created_unix_s: int
+    model: str
+    fingerprint: str
+
+
+class AnswerFormat(Protocol):
+    """One endpoint's shapes."""
+
+    def opening(self, choice_idx: int) -> bytes:
+        """Return the chunk before a choice's first text; may be empty."""
+        ...
+
+    def delta(
+        self, choice_idx: int, text: str, logprobs: Sequence[TokenLogprob] | None, usage: bytes
+    ) -> bytes:
+        """Return a chunk with text."""
+        ...
+
+    def finish(self, choice_idx: int, reason: str, usage: bytes) -> bytes:
+        """Return the chunk that ends a choice."""
+        ...
+
+    def usage_chunk(self, usage: TokenUsage) -> bytes:
+        """Return the last chunk: no choices, the usage."""
+        ...
+
+    def whole(self, choices: Sequence[ChoiceAnswer], usage: TokenUsage) -> bytes:
+        """Return the body of an answer that is not streamed."""
+        ...
+
+
+def encode_text(text: str) -> bytes:
+    """Encode a JSON string that survives readers which split lines at Unicode separators."""
+    encoded = orjson.dumps(text)
+    for raw, escaped in _SEPARATORS:
+        if raw in encoded:
+            encoded = encoded.replace(raw, escaped)
+    return encoded
+
+
+def usage_json(usage: TokenUsage) -> Json:
+    """Return the public usage object. Zero is said, never left out."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.prompt_tokens + usage.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens(usage), "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+
+
+def event(payload: bytes) -> bytes:
+    """Frame one server-sent event."""
+    return b"data: " + payload + b"\n\n"
+
+
+class ChatFormat:
+    """Chat completions."""
+
+    def __init__(self, head: AnswerHead) -> None:
+        self._head = head
+        self._prefix = _prefix(head, "chat.completion.chunk")
+
+    def opening(self, choice_idx: int) -> bytes:
+        """Return the chunk that names the role."""
+        return self._chunk(
+            choice_idx, b'{"role":"assistant","content":"","refusal":null}', b"null", b"null", b""
+        )
+
+    def delta(
+        self, choice_idx: int, text: str, logprobs: Sequence[TokenLogprob] | None, usage: bytes
+    ) -> bytes:
+        """Return a chunk with text."""
+        delta = b'{"content":' + encode_text(text) + b"}"
+        return self._chunk(choice_idx, delta, self._logprobs(logprobs), b"null", usage)
+
+    def finish(self, choice_idx: int, reason: str, usage: bytes) -> bytes:
+        """Return the chunk that ends a choice."""
+        return self._chunk(choice_idx, b"{}", b"null", orjson.dumps(reason), usage)
+
+    def usage_chunk(self, usage: TokenUsage) -> bytes:
+        """Return the last chunk."""
+        return event(self._prefix + b'],"usage":' + orjson.dumps(usage_json(usage)) + b"}")
+
+    def whole(self, choices: Sequence[ChoiceAnswer], usage: TokenUsage) -> bytes:
+        """Return the whole answer."""
+        return _whole(
+            self._head,
+            "chat.completion",
+            [
+                {
+                    "index": idx,
+                    "message": {"role": "assistant", "content": it.text, "refusal": None},
+                    "logprobs": _chat_logprobs(it.logprobs) if it.logprobs else None,
+                    "finish_reason": it.finish_reason,
+                }
+                for idx, it in enumerate(choices)
+            ],
+            usage,
+        )
+
+    def _chunk(
+        self, choice_idx: int, delta: bytes, logprobs: bytes, reason: bytes, usage: bytes
+    ) -> bytes:
+        return b'%s{"index":%d,"delta":%s,"logprobs":%s,"finish_reason":%s}]%s}\n\n' % (
+            b"data: " + self._prefix,
+            choice_idx,
+            delta,
+            logprobs,
+            reason,
+            usage,
+        )
+
+    @staticmethod
+    def _logprobs(logprobs: Sequence[TokenLogprob] | None) -> bytes:
+        return b"null" if not logprobs else orjson.dumps(_chat_logprobs(logprobs))
+
+
+class CompletionFormat:
+    """Text completions."""
+
+    def __init__(self, head: AnswerHead) -> None:
+        self._head = head
+        self._prefix = _prefix(head, "text_completion")
+        self._offsets: dict[int, int] = {}
+
+    def opening(self, choice_idx: int) -> bytes:
+        """Return nothing: text completions have no opening."""
+        return b""
+
+    def delta(
+        self, choice_idx: int, text: str, logprobs: Sequence[TokenLogprob] | None, usage: bytes
+    ) -> bytes:
+        """Return a chunk with text."""
+        encoded = b"null"
+        if logprobs:
+            encoded = orjson.dumps(_text_logprobs(logprobs, self._offsets.get(choice_idx, 0)))
+            self._offsets[choice_idx] = self._offsets.get(choice_idx, 0) + _num_chars(logprobs)
+        return self._chunk(choice_idx, encode_text(text), encoded, b"null", usage)
+
+    def finish(self, choice_idx: int, reason: str, usage: bytes) -> bytes:
+        """Return the chunk that ends a choice."""
+        return self._chunk(choice_idx, b'""', b"null", orjson.dumps(reason), usage)
+
+    def usage_chunk(self, usage: TokenUsage) -> bytes:
+        """Return the last chunk."""
+        return event(self._prefix + b'],"usage":' + orjson.dumps(usage_json(usage)) + b"}")
+
+    def whole(self, choices: Sequence[ChoiceAnswer], usage: TokenUsage) -> bytes:
+        """Return the whole answer."""
+        return _whole(
+            self._head,
+            "text_completion",
+            [
+                {
+                    "index": idx,
+                    "text": it.text,
+                    "logprobs": _text_logprobs(it.logprobs, 0) if it.logprobs else None,
+                    "finish_reason": it.finish_reason,
+                }
+                for idx, it in enumerate(choices)
+            ],
+            usage,
+        )
+
+    def _chunk(
+        self, choice_idx: int, text: bytes, logprobs: bytes, reason: bytes, usage: bytes
+    ) -> bytes:
+        return b'%s{"index":%d,"text":%s,"logprobs":%s,"finish_reason":%s}]%s}\n\n' % (
+            b"data: " + self._prefix,
+            choice_idx,
+            text,
+            logprobs,
+            reason,
+            usage,
+        )
+
+
+def _prefix(head: AnswerHead, kind: str) -> bytes:
+    fixed = orjson.dumps(
+        {
+            "id": head.answer_id,
+            "object": kind,
+            "created": head.created_unix_s,
+            "model": head.model,
+            "system_fingerprint": head.fingerprint,
+        }
+    )
+    return fixed[:-1] + b',"choices":['
+
+
+def _whole(head: AnswerHead, kind: str, choices: list[Json], usage: TokenUsage) -> bytes:
+    return orjson.dumps(
+        {
+            "id": head.answer_id,
+            "object": kind,
+            "created": head.created_unix_s,
+            "model": head.model,
+            "system_fingerprint": head.fingerprint,
+            "choices": choices,
+            "usage": usage_json(usage),
+        }
+    )
+
+
+def _token_text(token: TokenLogprob) -> str:
+    return token.token.decode("utf-8", "replace")
+
+
+def _chat_logprobs(logprobs: Sequence[TokenLogprob]) -> Json:
+    def one(token: TokenLogprob) -> Json:
+        return {
+            "token": _token_text(token),
+            "logprob": token.logprob,
+            "bytes": list(token.token),
+        }
+
+    content = [
+        {**one(token), "top_logprobs": [one(other) for other in token.top]} for token in logprobs
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _text_logprobs(logprobs: Sequence[TokenLogprob], offset: int) -> Json:
+    offsets = []
+    for token in logprobs:
+        offsets.append(offset)
+        offset += len(_token_text(token))
+    return {
+        "tokens": [_token_text(token) for token in logprobs],
+        "token_logprobs": [token.logprob for token in logprobs],
+        "top_logprobs": [
+            {_token_text(other): other.logprob for other in token.top} for token in logprobs
+        ],
+        "text_offset": offsets,
+    }
+
+
+def _num_chars(logprobs: Sequence[TokenLogprob]) -> int:
+    return sum(len(_token_text(token)) for token in logprobs)

@@ -1,0 +1,94 @@
+"""What the public API asks for, after parsing and before any model is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from headrace_common.errors import InvalidRequest
+from headrace_contracts.guard.v1.guard_pb2 import TextPart, Trust
+from headrace_contracts.worker.v1.worker_pb2 import LogprobOptions, Sampling
+
+# A chat message as templates see it. Any: strings, and JSON values inside tool calls.
+Message = dict[str, Any]
+# A prompt of /v1/completions: text or token ids.
+Prompt = str | Sequence[int]
+
+
+# A container and the key or index in it.
+Slot = tuple[Any, Any]  # Any: dict with str, or list with int
+
+
+class Endpoint(StrEnum):
+    """The generating endpoints; also a label value."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+
+@dataclass(slots=True)
+class Limits:
+    """When to stop. `max_tokens` None = the gateway chooses."""
+
+    max_tokens: int | None
+    min_tokens: int = 0
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(slots=True)
+class StreamOptions:
+    """How the answer is sent."""
+
+    is_stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+
+
+@dataclass(slots=True)
+class ApiRequest:
+    """One parsed request."""
+
+    endpoint: Endpoint
+    model: str
+    sampling: Sampling
+    limits: Limits
+    streaming: StreamOptions
+    # Chat: the conversation. Completions: empty.
+    messages: list[Message] = field(default_factory=list)
+    # Completions: one or more. Chat: empty.
+    prompts: list[Prompt] = field(default_factory=list)
+    # Everything that the guard must see, texts only; prompts of ids are added once decoded.
+    guard_parts: list[TextPart] = field(default_factory=list)
+    # Where each guarded text stands, to put a redacted one there.
+    guard_slots: list[Slot | None] = field(default_factory=list)
+    n: int = 1
+    # None = drawn at admission.
+    seed: int | None = None
+    logprobs: LogprobOptions | None = None
+    session_id: str = ""
+    # A feature that is not offered yet, told only after the guard has seen the input.
+    unsupported: InvalidRequest | None = None
+
+    def add_guarded(self, path: str, trust: Trust.ValueType, text: str, slot: Slot | None) -> None:
+        """Note a text that the guard must see."""
+        if text:
+            self.guard_parts.append(TextPart(path=path, trust=trust, text=text))
+            self.guard_slots.append(slot)
+
+    def redact(self, texts: Mapping[int, str]) -> None:
+        """Put the guard's new texts in the places of the parts they replace.
+
+        Raises:
+            InvalidRequest: a part cannot be replaced.
+        """
+        for part_idx, text in texts.items():
+            slot = self.guard_slots[part_idx]
+            if slot is None:
+                path = self.guard_parts[part_idx].path
+                raise InvalidRequest("This part must be redacted and cannot be.", param=path)
+            container, key = slot
+            container[key] = text

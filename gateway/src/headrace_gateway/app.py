@@ -1,0 +1,179 @@
+"""Composition root: builds the parts, starts them, drains them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from headrace_common.clock import Clock, SystemClock
+from headrace_common.lifecycle import Lifecycle, cancel_and_wait, supervise
+from headrace_common.metrics import ObservabilityServer, new_registry
+from headrace_common.settings import split_address
+from headrace_gateway.admission import Admission
+from headrace_gateway.api_request import Endpoint
+from headrace_gateway.asgi import GatewayApp, HotRoute, HttpLimits
+from headrace_gateway.auth import KeyAuth
+from headrace_gateway.clients.billing import BillingClient
+from headrace_gateway.clients.guard import GuardClient
+from headrace_gateway.clients.ratelimit import RateLimitClient
+from headrace_gateway.clients.router import RouterClient
+from headrace_gateway.clients.worker import WorkerSessions
+from headrace_gateway.generation import Generator
+from headrace_gateway.http_server import HttpServer
+from headrace_gateway.input_guard import InputGuard
+from headrace_gateway.intake import Intake
+from headrace_gateway.metrics import GatewayMetrics
+from headrace_gateway.model_directory import ModelDirectory
+from headrace_gateway.openai_schema import parse_chat, parse_completion
+from headrace_gateway.outbox_metrics import OutboxMetrics
+from headrace_gateway.price_watch import PriceWatch
+from headrace_gateway.pricing import PriceBook
+from headrace_gateway.request_flow import FlowLimits, RequestFlow
+from headrace_gateway.rest_app import rest_app
+from headrace_gateway.routes.health import health_router
+from headrace_gateway.routes.models import models_router
+from headrace_gateway.settings import GatewaySettings
+from headrace_gateway.usage_events import UsageLog
+from headrace_gateway.usage_log import UsageLog as OutboxUsageLog
+
+_log = logging.getLogger(__name__)
+
+
+class Gateway:
+    """The service. `start`, then `run` until the lifecycle says stop, then it has drained.
+
+    Args:
+        settings: where things are.
+        lifecycle: says when to stop.
+        clock: time.
+        usage_log: where usage goes; by default the outbox and relay of the settings.
+    """
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        lifecycle: Lifecycle,
+        clock: Clock | None = None,
+        usage_log: UsageLog | None = None,
+    ) -> None:
+        self._settings, self._lifecycle = settings, lifecycle
+        clock = clock or SystemClock()
+        self.registry = new_registry()
+        self.metrics = GatewayMetrics(self.registry)
+        self._router = RouterClient(settings.router_address)
+        self._workers = WorkerSessions()
+        self._guard = GuardClient(settings.guard_address, settings.guard_timeout_s)
+        self._limiter = RateLimitClient(settings.ratelimit_address, settings.admit_timeout_s)
+        self._billing = BillingClient(settings.billing_address)
+        self.directory = ModelDirectory(self._router, self._workers)
+        self._prices = PriceWatch(self._billing, PriceBook(clock))
+        self._auth = KeyAuth(self._billing, clock, self.metrics, self._prices.on_change)
+        self._admission = Admission(self._limiter, self.metrics)
+        self._intake = Intake(settings.default_max_tokens)
+        self._usage_log: UsageLog = usage_log or OutboxUsageLog.build(
+            settings.outbox_dir,
+            settings.kafka_bootstrap,
+            settings.billing_address,
+            clock,
+            OutboxMetrics(self.registry),
+        )
+        self._flow = self._build_flow(clock)
+        self._server = HttpServer(self._build_app(clock), settings.listen, settings.drain_grace_s)
+        self._observability: ObservabilityServer | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def port(self) -> int:
+        """The public API's port."""
+        return self._server.port
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests would be served now. May be read from any thread."""
+        return (
+            self._lifecycle.is_ready
+            and self.directory.is_ready
+            and self._prices.book.is_loaded
+            and not self._usage_log.is_full
+        )
+
+    async def run(self) -> None:
+        """Start everything, serve until told to stop, drain."""
+        await self._usage_log.start()
+        host, port = split_address(self._settings.metrics_listen)
+        self._observability = ObservabilityServer(host, port, self.registry, lambda: self.is_ready)
+        self._tasks = [
+            asyncio.create_task(supervise(name, body))
+            for name, body in (
+                ("replica list", self.directory.watch),
+                ("key changes", self._auth.watch),
+                ("prices", self._prices.keep),
+                ("leases", self._admission.renew_all),
+            )
+        ]
+        self._lifecycle.set_ready(True)
+        serving = asyncio.create_task(self._server.serve())
+        stopping = asyncio.create_task(self._lifecycle.stopping.wait())
+        _log.info("listening on %s (port %d)", self._settings.listen, self.port)
+        try:
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._server.stop()
+            await asyncio.gather(serving, return_exceptions=True)
+            stopping.cancel()
+            await self._close()
+
+    def _build_flow(self, clock: Clock) -> RequestFlow:
+        settings = self._settings
+        return RequestFlow(
+            directory=self.directory,
+            intake=self._intake,
+            input_guard=InputGuard(self._guard, self.metrics),
+            output_guard=self._guard,
+            admission=self._admission,
+            generator=Generator(
+                self._router,
+                self._workers,
+                self.directory,
+                clock,
+                self.metrics,
+                settings.max_attempts,
+            ),
+            usage_log=self._usage_log,
+            prices=self._prices.book,
+            clock=clock,
+            metrics=self.metrics,
+            limits=FlowLimits(settings.request_timeout_s, settings.keep_alive_s),
+        )
+
+    def _build_app(self, clock: Clock) -> GatewayApp:
+        limits = HttpLimits(self._settings.max_body_bytes, self._settings.slow_reader_s)
+        hot = {
+            path: HotRoute(
+                endpoint, parse, self._auth, self._flow, self._lifecycle.stopping.is_set, limits
+            )
+            for path, endpoint, parse in (
+                ("/v1/chat/completions", Endpoint.CHAT, parse_chat),
+                ("/v1/completions", Endpoint.COMPLETIONS, parse_completion),
+            )
+        }
+        rest = rest_app(
+            [
+                models_router(self._auth, self.directory),
+                health_router(self.registry, lambda: self.is_ready),
+            ],
+            clock,
+        )
+        return GatewayApp(hot, rest)
+
+    async def _close(self) -> None:
+        await self._flow.drain()
+        await cancel_and_wait(*self._tasks)
+        await self._usage_log.close()
+        await self._admission.close()
+        await self.directory.close()
+        self._intake.close()
+        for client in (self._workers, self._router, self._guard, self._limiter, self._billing):
+            await client.close()
+        if self._observability is not None:
+            self._observability.close()

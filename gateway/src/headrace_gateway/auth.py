@@ -1,0 +1,209 @@
+"""API key -> Principal: only its SHA-256 leaves this module, and only towards billing.
+
+A cached answer is used for a minute, dropped within a second of a change (`watch`), and served
+stale for at most five minutes while billing does not answer. Unknown keys are remembered for
+seconds, so that a client that repeats a wrong key does not become billing's load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace_common.clock import Clock
+from headrace_common.errors import (
+    HeadraceError,
+    KeyRevoked,
+    ModelNotAllowed,
+    Unavailable,
+    UnknownKey,
+)
+from headrace_contracts.billing.v1 import billing_pb2
+from headrace_gateway.metrics import GatewayMetrics
+
+_FRESH_S = 60.0
+_STALE_S = 300.0
+_REFUSED_S = 5.0
+_MAX_CACHED = 100_000
+_MAX_REFUSED = 10_000
+# Billing beats every second; after three without one, nothing cached is trusted unasked.
+_WATCH_SILENCE_S = 3.0
+_MAX_KEY_BYTES = 512
+
+
+class KeySource(Protocol):
+    """What billing offers here."""
+
+    async def resolve_key(self, key_sha256: bytes) -> billing_pb2.Principal:
+        """Return the owner of a key."""
+        ...
+
+    def watch_changes(self) -> AsyncIterator[billing_pb2.Change]:
+        """Yield changes and beats."""
+        ...
+
+
+@dataclass(slots=True)
+class _Entry:
+    principal: billing_pb2.Principal
+    checked_s: float
+    is_suspect: bool = False
+
+
+class KeyAuth:
+    """Checks keys. Belongs to one event loop.
+
+    Args:
+        source: billing.
+        clock: time.
+        metrics: where lookups are counted.
+        on_change: also hears of every change; None = some may have been missed.
+    """
+
+    def __init__(
+        self,
+        source: KeySource,
+        clock: Clock,
+        metrics: GatewayMetrics,
+        on_change: Callable[[billing_pb2.Change | None], None] = lambda _: None,
+    ) -> None:
+        self._source, self._clock, self._metrics = source, clock, metrics
+        self._on_change = on_change
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._refused: OrderedDict[bytes, float] = OrderedDict()
+        self._lookups: dict[bytes, asyncio.Task[billing_pb2.Principal]] = {}
+        self.is_watching = False
+
+    async def authenticate(self, headers: Iterable[tuple[bytes, bytes]]) -> billing_pb2.Principal:
+        """Return who calls.
+
+        Args:
+            headers: raw request headers; only `Authorization: Bearer` counts.
+
+        Raises:
+            UnknownKey: no key, a malformed, unknown, revoked or expired one.
+            Unavailable: billing does not answer and nothing usable is cached.
+        """
+        digest = hashlib.sha256(_bearer(headers)).digest()
+        principal = await self._resolve(digest)
+        if 0 < principal.expires_unix_s <= self._clock.unix_s():
+            raise KeyRevoked("This API key has expired.")
+        return principal
+
+    async def watch(self) -> None:
+        """Follow changes until the stream ends or falls silent; run under `supervise`."""
+        try:
+            changes = self._source.watch_changes()
+            while True:
+                async with asyncio.timeout(_WATCH_SILENCE_S):
+                    change = await anext(changes, None)
+                if change is None:
+                    return
+                self._apply(change)
+                self._on_change(change)
+                if not self.is_watching:
+                    # What changed while nobody listened is not known.
+                    self._suspect_all()
+                    self._on_change(None)
+                    self.is_watching = True
+        finally:
+            self.is_watching = False
+            self._suspect_all()
+
+    def _apply(self, change: billing_pb2.Change) -> None:
+        if not (change.all_keys or change.key_ids):
+            return
+        self._refused.clear()
+        changed = set(change.key_ids)
+        for digest, entry in list(self._entries.items()):
+            if change.all_keys or entry.principal.key_id in changed:
+                del self._entries[digest]
+        # A lookup under way may have read the state before the change.
+        self._lookups.clear()
+
+    def _suspect_all(self) -> None:
+        for entry in self._entries.values():
+            entry.is_suspect = True
+
+    async def _resolve(self, digest: bytes) -> billing_pb2.Principal:
+        now = self._clock.now_s()
+        entry = self._entries.get(digest)
+        if entry is not None and not entry.is_suspect and now - entry.checked_s < _FRESH_S:
+            self._metrics.key_lookups.labels("cache").inc()
+            return entry.principal
+        if self._refused.get(digest, 0.0) > now:
+            self._metrics.key_lookups.labels("refused_cache").inc()
+            raise _unknown()
+        try:
+            return await self._look_up(digest)
+        except UnknownKey:
+            self._entries.pop(digest, None)
+            self._refused[digest] = now + _REFUSED_S
+            while len(self._refused) > _MAX_REFUSED:
+                self._refused.popitem(last=False)
+            raise _unknown() from None
+        except HeadraceError as error:
+            return self._stale(digest, now, error)
+
+    def _stale(self, digest: bytes, now: float, error: HeadraceError) -> billing_pb2.Principal:
+        entry = self._entries.get(digest)
+        if entry is None or now - entry.checked_s > _STALE_S:
+            raise Unavailable("The key cannot be checked now.", retry_after_s=1.0) from error
+        self._metrics.key_lookups.labels("stale").inc()
+        self._metrics.degraded.labels("billing").inc()
+        return entry.principal
+
+    async def _look_up(self, digest: bytes) -> billing_pb2.Principal:
+        """Ask billing once, however many requests wait."""
+        task = self._lookups.get(digest)
+        if task is None:
+            task = self._lookups[digest] = asyncio.create_task(self._ask(digest))
+        return await asyncio.shield(task)
+
+    async def _ask(self, digest: bytes) -> billing_pb2.Principal:
+        task = asyncio.current_task()
+        try:
+            self._metrics.key_lookups.labels("billing").inc()
+            principal = await self._source.resolve_key(digest)
+            # Not kept when a change came meanwhile: the answer may be older than it.
+            if self._lookups.get(digest) is task:
+                self._keep(digest, principal)
+            return principal
+        finally:
+            if self._lookups.get(digest) is task:
+                del self._lookups[digest]
+
+    def _keep(self, digest: bytes, principal: billing_pb2.Principal) -> None:
+        self._entries[digest] = _Entry(principal, self._clock.now_s(), not self.is_watching)
+        self._entries.move_to_end(digest)
+        while len(self._entries) > _MAX_CACHED:
+            self._entries.popitem(last=False)
+
+
+def check_model_allowed(principal: billing_pb2.Principal, model: str) -> None:
+    """Raise unless the key may use *model*.
+
+    Raises:
+        ModelNotAllowed: it may not.
+    """
+    if principal.allowed_models and model not in principal.allowed_models:
+        raise ModelNotAllowed(f"This API key may not use the model {model!r}.", param="model")
+
+
+def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, key = value.partition(b" ")
+            key = key.strip()
+            if scheme.lower() == b"bearer" and 0 < len(key) <= _MAX_KEY_BYTES:
+                return key
+            break
+    raise UnknownKey("No API key. Send it as `Authorization: Bearer <key>`.")
+
+
+def _unknown() -> UnknownKey:
+    return UnknownKey("Incorrect API key.")

@@ -1,0 +1,45 @@
+"""Billing: who a key is, what changed, what things cost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from headrace_common.rpc import method_ref
+from headrace_common.session import SessionClient
+from headrace_contracts.billing.v1 import billing_pb2 as pb
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["Keys"]
+_RESOLVE = method_ref(_SERVICE, "ResolveKey", pb.ResolveKeyRequest, pb.Principal)
+_WATCH = method_ref(_SERVICE, "WatchChanges", pb.WatchChangesRequest, pb.Change)
+_PRICES = method_ref(_SERVICE, "GetPriceTable", pb.GetPriceTableRequest, pb.PriceTable)
+_TIMEOUT_S = 2.0
+
+
+class BillingClient:
+    """Calls to billing."""
+
+    def __init__(self, address: str) -> None:
+        self._session = SessionClient(address)
+
+    async def resolve_key(self, key_sha256: bytes) -> pb.Principal:
+        """Return the owner of a key.
+
+        Raises:
+            UnknownKey: no such key, or revoked.
+            HeadraceError: no answer in time.
+        """
+        request = pb.ResolveKeyRequest(key_sha256=key_sha256)
+        return await self._session.unary(_RESOLVE, request, timeout_s=_TIMEOUT_S)
+
+    async def watch_changes(self) -> AsyncIterator[pb.Change]:
+        """Yield every change from now on, and beats."""
+        async for change in self._session.stream(_WATCH, pb.WatchChangesRequest()):
+            yield change
+
+    async def fetch_prices(self) -> pb.PriceTable:
+        """Return all prices."""
+        return await self._session.unary(_PRICES, pb.GetPriceTableRequest(), timeout_s=_TIMEOUT_S)
+
+    async def close(self) -> None:
+        """End the connection."""
+        await self._session.close()

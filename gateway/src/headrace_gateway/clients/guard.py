@@ -1,0 +1,42 @@
+"""The guard: a verdict on an input, and the open check of a growing output."""
+
+from __future__ import annotations
+
+from headrace_common.rpc import method_ref
+from headrace_common.session import SessionCall, SessionClient
+from headrace_contracts.guard.v1 import guard_pb2 as pb
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["Guard"]
+_INPUT = method_ref(_SERVICE, "CheckInput", pb.CheckInputRequest, pb.CheckInputResponse)
+_OUTPUT = method_ref(_SERVICE, "CheckOutput", pb.CheckOutputRequest, pb.CheckOutputResponse)
+
+OutputCall = SessionCall[pb.CheckOutputRequest, pb.CheckOutputResponse]
+
+
+class GuardClient:
+    """Calls to the guard."""
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        self._session, self._timeout_s = SessionClient(address), timeout_s
+
+    async def check_input(self, request: pb.CheckInputRequest) -> pb.CheckInputResponse:
+        """Judge a whole request.
+
+        Raises:
+            HeadraceError: no verdict came in time.
+        """
+        return await self._session.unary(_INPUT, request, timeout_s=self._timeout_s)
+
+    async def open_output(self, opened: pb.OutputOpen) -> OutputCall:
+        """Open the check of one answer.
+
+        Raises:
+            ReplicaLost: the guard cannot be reached.
+        """
+        call = await self._session.start(_OUTPUT)
+        call.send(pb.CheckOutputRequest(open=opened))
+        return call
+
+    async def close(self) -> None:
+        """End the connection."""
+        await self._session.close()

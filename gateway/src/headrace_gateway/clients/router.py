@@ -1,0 +1,68 @@
+"""The router: one Pick call per attempt, and the replica list."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from headrace_common.errors import NoReplica, ReplicaLost
+from headrace_common.rpc import method_ref
+from headrace_common.session import SessionCall, SessionClient
+from headrace_contracts.router.v1 import router_pb2 as pb
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["Router"]
+_PICK = method_ref(_SERVICE, "Pick", pb.PickMessage, pb.Decision)
+_WATCH = method_ref(_SERVICE, "WatchReplicas", pb.WatchReplicasRequest, pb.ReplicaList)
+
+
+class Pick:
+    """A decision whose load the router counts until `end`."""
+
+    def __init__(
+        self, call: SessionCall[pb.PickMessage, pb.Decision], decision: pb.Decision
+    ) -> None:
+        self._call = call
+        self.decision = decision
+
+    def first_token(self, cached_tokens: int, ttft_s: float) -> None:
+        """Tell the router that the prompt is computed. A lost router is no error here."""
+        with contextlib.suppress(ReplicaLost):
+            progress = pb.PickProgress(first_token=True, cached_tokens=cached_tokens, ttft_s=ttft_s)
+            self._call.send(pb.PickMessage(progress=progress))
+
+    def end(self) -> None:
+        """Give the load back. Idempotent."""
+        self._call.cancel()
+
+
+class RouterClient:
+    """Calls to the router."""
+
+    def __init__(self, address: str) -> None:
+        self._session = SessionClient(address)
+
+    async def pick(self, request: pb.PickRequest, timeout_s: float) -> Pick:
+        """Ask for a replica; the call stays open until `Pick.end`.
+
+        Raises:
+            HeadraceError: the router's refusal, or `ReplicaLost` / `Deadline` of the way there.
+        """
+        call = await self._session.start(_PICK, timeout_s=timeout_s)
+        try:
+            call.send(pb.PickMessage(pick=request))
+            decision = await call.receive()
+            if decision is None:
+                raise NoReplica("The router gave no answer.", retry_after_s=1.0)
+        except BaseException:
+            call.cancel()
+            raise
+        return Pick(call, decision)
+
+    async def watch_replicas(self) -> AsyncIterator[pb.ReplicaList]:
+        """Yield the replica list, at once and at each change."""
+        async for replicas in self._session.stream(_WATCH, pb.WatchReplicasRequest()):
+            yield replicas
+
+    async def close(self) -> None:
+        """End the connection."""
+        await self._session.close()

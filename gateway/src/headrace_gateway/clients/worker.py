@@ -1,0 +1,57 @@
+"""Workers: one session per address, kept while the replica list names it."""
+
+from __future__ import annotations
+
+from headrace_common.rpc import method_ref
+from headrace_common.session import SessionCall, SessionClient
+from headrace_contracts.worker.v1 import worker_pb2 as pb
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["Worker"]
+_GENERATE = method_ref(_SERVICE, "Generate", pb.GenerateRequest, pb.GenerateEvent)
+_TOKENIZER = method_ref(_SERVICE, "FetchTokenizer", pb.FetchTokenizerRequest, pb.TokenizerChunk)
+_TOKENIZER_TIMEOUT_S = 60.0
+
+
+class WorkerSessions:
+    """The gateway's connections to workers."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, SessionClient] = {}
+
+    async def generate(
+        self, address: str, request: pb.GenerateRequest, timeout_s: float
+    ) -> SessionCall[pb.GenerateRequest, pb.GenerateEvent]:
+        """Start a generation. Leaving the returned call's block cancels it at the worker.
+
+        Raises:
+            ReplicaLost: the worker cannot be reached.
+        """
+        call = await self._session(address).start(_GENERATE, timeout_s=timeout_s)
+        call.send(request)
+        call.half_close()
+        return call
+
+    async def fetch_tokenizer(self, address: str, model: str) -> bytes:
+        """Fetch a model's tokenizer.json.
+
+        Raises:
+            HeadraceError: the worker's refusal or the connection's end.
+        """
+        request = pb.FetchTokenizerRequest(model=model)
+        chunks = self._session(address).stream(_TOKENIZER, request, timeout_s=_TOKENIZER_TIMEOUT_S)
+        return b"".join([chunk.data async for chunk in chunks])
+
+    async def forget_all_but(self, addresses: set[str]) -> None:
+        """Close the sessions of workers that are gone."""
+        for address in set(self._sessions) - addresses:
+            await self._sessions.pop(address).close()
+
+    async def close(self) -> None:
+        """Close every session."""
+        await self.forget_all_but(set())
+
+    def _session(self, address: str) -> SessionClient:
+        session = self._sessions.get(address)
+        if session is None:
+            session = self._sessions[address] = SessionClient(address)
+        return session

@@ -1,0 +1,271 @@
+"""One prompt through one or more replicas: pick, generate, and resume where the last one was lost.
+
+::
+
+    pick --> generate --events--> done
+      ^          |
+      '-- lost, draining, full: excluded, with the same seed and the tokens made so far
+
+Randomness at the workers is a function of (seed, position), so the text goes on as if nothing had
+happened. Usage counts are cumulative over the request's life; the last worker's are the request's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from headrace_common.clock import Clock
+from headrace_common.errors import (
+    HeadraceError,
+    Internal,
+    NoReplica,
+    QueueFull,
+    ReplicaLost,
+    Unavailable,
+    Unimplemented,
+)
+from headrace_common.session import SessionCall
+from headrace_common.telemetry import span
+from headrace_contracts.router.v1.router_pb2 import PickRequest
+from headrace_contracts.types.v1.types_pb2 import ReplicaRef, TokenUsage
+from headrace_contracts.worker.v1 import worker_pb2 as pb
+from headrace_gateway.clients.router import Pick
+from headrace_gateway.metrics import GatewayMetrics
+from headrace_gateway.model_directory import ModelDirectory, ref_key
+from headrace_gateway.pricing import cached_tokens
+
+_log = logging.getLogger(__name__)
+
+GenerateCall = SessionCall[pb.GenerateRequest, pb.GenerateEvent]
+# A stream that lost its last replica waits so long for another to come up.
+_REPLACEMENT_WAIT_S = 8.0
+_REPLACEMENT_POLL_S = 0.25
+
+
+class Picker(Protocol):
+    """What the router offers here."""
+
+    async def pick(self, request: PickRequest, timeout_s: float) -> Pick:
+        """Choose a replica and count its load until the pick ends."""
+        ...
+
+
+class WorkerCalls(Protocol):
+    """What workers offer here."""
+
+    async def generate(
+        self, address: str, request: pb.GenerateRequest, timeout_s: float
+    ) -> GenerateCall:
+        """Start a generation."""
+        ...
+
+
+@dataclass(slots=True)
+class Job:
+    """One prompt to be answered, and what has come of it."""
+
+    pick: PickRequest
+    generate: pb.GenerateRequest
+    # Index of its first choice in the whole answer.
+    first_choice_idx: int = 0
+    replicas: list[ReplicaRef] = field(default_factory=list)
+    usage: TokenUsage = field(default_factory=TokenUsage)
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    finished: set[int] = field(default_factory=set)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every choice has ended."""
+        return len(self.finished) >= self.generate.n
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether any output exists."""
+        return any(self.tokens.values())
+
+    def resumed(self) -> pb.GenerateRequest:
+        """Return the request for the next attempt: with what was made so far."""
+        request = pb.GenerateRequest()
+        request.CopyFrom(self.generate)
+        for choice_idx in sorted(self.tokens):
+            request.resume.append(
+                pb.ResumeChoice(choice_idx=choice_idx, output_token_ids=self.tokens[choice_idx])
+            )
+        return request
+
+
+# Called for each event that adds something, with deltas of living choices only.
+OnEvent = Callable[[Job, pb.GenerateEvent], None]
+# Awaited between two events: holds the generation while the client does not read.
+Gate = Callable[[], Awaitable[object]]
+
+
+class _Attempt(Protocol):
+    """A chosen replica, however it was chosen."""
+
+    ref: ReplicaRef
+    address: str
+
+    def first_token(self, cached_tokens: int, ttft_s: float) -> None:
+        """Report progress."""
+
+    def end(self) -> None:
+        """Give the load back."""
+
+
+class _Picked:
+    """Chosen by the router."""
+
+    def __init__(self, pick: Pick) -> None:
+        self.ref, self.address = pick.decision.replica, pick.decision.address
+        self.first_token, self.end = pick.first_token, pick.end
+
+
+class _Guessed:
+    """Chosen here, from the last list."""
+
+    def __init__(self, ref: ReplicaRef, address: str) -> None:
+        self.ref, self.address = ref, address
+
+    def first_token(self, cached_tokens: int, ttft_s: float) -> None:
+        """Nobody to tell."""
+
+    def end(self) -> None:
+        """Nothing to give back."""
+
+
+@dataclass(frozen=True)
+class Generator:
+    """Runs jobs. Shared by all requests.
+
+    Args:
+        router: chooses replicas.
+        workers: sessions to them.
+        directory: the fallback when the router is gone, and news of stuck replicas.
+        clock: time.
+        metrics: resumes and degraded picks are counted.
+        max_attempts: most replicas tried for one job.
+    """
+
+    router: Picker
+    workers: WorkerCalls
+    directory: ModelDirectory
+    clock: Clock
+    metrics: GatewayMetrics
+    max_attempts: int = 4
+
+    async def run(self, job: Job, deadline_s: float, on_event: OnEvent, gate: Gate) -> None:
+        """Generate until every choice has ended. Cancelling it aborts the work at the worker.
+
+        Args:
+            job: grows as events come.
+            deadline_s: monotonic time at which workers and router give up.
+            on_event: gets each event.
+            gate: see `Gate`.
+
+        Raises:
+            HeadraceError: no replica could finish the job.
+        """
+        num_attempts, failure = 0, None
+        while not job.is_done:
+            attempt = await self._choose(job, deadline_s, failure)
+            num_attempts += 1
+            try:
+                await self._attempt(job, attempt, deadline_s, on_event, gate)
+            except Unavailable as error:
+                if job.is_done:
+                    return
+                failure = error
+                self.metrics.resumes.labels(error.reason).inc()
+                job.pick.excluded.append(attempt.ref)
+                _log.info("%s left %s: %s", job.pick.request_id, attempt.address, error)
+                if num_attempts >= self.max_attempts:
+                    raise _final(error) from error
+            finally:
+                attempt.end()
+
+    async def _choose(self, job: Job, deadline_s: float, failure: Unavailable | None) -> _Attempt:
+        """Pick, and for a stream that lost its replica wait a little for another."""
+        give_up_s = self.clock.now_s() + (_REPLACEMENT_WAIT_S if job.has_tokens else 0.0)
+        while True:
+            try:
+                with span("pick", attributes={"attempt": len(job.pick.excluded) + 1}):
+                    return await self._pick(job, deadline_s)
+            except NoReplica:
+                if isinstance(failure, QueueFull):
+                    raise _final(failure) from None
+                if self.clock.now_s() >= give_up_s:
+                    raise
+            await asyncio.sleep(_REPLACEMENT_POLL_S)
+
+    async def _pick(self, job: Job, deadline_s: float) -> _Attempt:
+        started_s = self.clock.now_s()
+        try:
+            return _Picked(await self.router.pick(job.pick, deadline_s - started_s))
+        except (ReplicaLost, Internal, Unimplemented):
+            # The router itself is gone or broken; its refusals are other errors.
+            self.metrics.degraded.labels("router").inc()
+            replica = self.directory.least_loaded(job.pick.model, job.pick.excluded)
+            return _Guessed(replica.replica, replica.address)
+        finally:
+            self.metrics.stage_s.labels("pick").observe(self.clock.now_s() - started_s)
+
+    async def _attempt(
+        self, job: Job, attempt: _Attempt, deadline_s: float, on_event: OnEvent, gate: Gate
+    ) -> None:
+        started_s = self.clock.now_s()
+        call = await self.workers.generate(attempt.address, job.resumed(), deadline_s - started_s)
+        lost = ReplicaLost("The replica makes no progress.")
+        async with call:
+            with self.directory.running_on(
+                attempt.ref, attempt.address, lambda: call.deliver(lost)
+            ):
+                is_first = True
+                while (event := await call.receive()) is not None:
+                    has_tokens = _take(job, attempt.ref, event)
+                    if has_tokens and is_first:
+                        is_first = False
+                        ttft_s = self.clock.now_s() - started_s
+                        attempt.first_token(cached_tokens(job.usage), ttft_s)
+                    on_event(job, event)
+                    if not job.is_done:
+                        await gate()
+        if not job.is_done:
+            raise ReplicaLost("The replica ended before the answer did.")
+
+
+def _take(job: Job, ref: ReplicaRef, event: pb.GenerateEvent) -> bool:
+    """Note an event in the job; drop deltas of choices that ended on an earlier replica."""
+    if event.HasField("started"):
+        started = event.started.replica if event.started.HasField("replica") else ref
+        if not job.replicas or ref_key(job.replicas[-1]) != ref_key(started):
+            job.replicas.append(started)
+    for delta in [delta for delta in event.deltas if delta.choice_idx in job.finished]:
+        event.deltas.remove(delta)
+    has_tokens = False
+    for delta in event.deltas:
+        if delta.token_ids:
+            has_tokens = True
+            job.tokens.setdefault(delta.choice_idx, []).extend(delta.token_ids)
+        if delta.finish_reason == pb.FINISH_REASON_ABORT:
+            raise ReplicaLost("The replica gave the request up.")
+        if delta.finish_reason:
+            job.finished.add(delta.choice_idx)
+    if event.usage.prompt_tokens:
+        job.usage.CopyFrom(event.usage)
+    # Counted here: a worker that took over counts again what it redid of ended choices.
+    job.usage.output_tokens = sum(len(ids) for ids in job.tokens.values())
+    return has_tokens
+
+
+def _final(error: Unavailable) -> HeadraceError:
+    """Return what the client is told once no replica is left to try."""
+    if isinstance(error, QueueFull):
+        return QueueFull(
+            "The fleet is full. Try again later.", retry_after_s=error.retry_after_s or 1.0
+        )
+    return NoReplica("No replica could finish the request.", retry_after_s=1.0)

@@ -1,0 +1,160 @@
+"""One HTTP request and its answer, over raw ASGI: body limits, slow clients, clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from headrace_common.errors import ClientGone
+from headrace_gateway.error_body import (
+    BodyTimeout,
+    BodyTooLarge,
+    Headers,
+    UnsupportedEncoding,
+)
+
+# ASGI's own types. Any: values differ by key.
+Scope = MutableMapping[str, Any]
+Event = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+# Key in scope["extensions"] under which our server offers to cut the connection.
+ABORT_EXTENSION = "headrace.abort"
+_BODY_TIMEOUT_S = 30.0
+_JSON = (b"content-type", b"application/json")
+_EVENT_STREAM = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class HttpExchange:
+    """A request being answered. Reads and writes belong to one request's tasks.
+
+    Args:
+        scope, receive, send: ASGI's.
+        slow_reader_s: a write that waits longer cuts the connection.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, slow_reader_s: float) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
+        self._slow_reader_s = slow_reader_s
+        # Sent with the status line, whatever the answer.
+        self.headers: Headers = []
+        self.has_begun = False
+        self.is_over = False
+        self.client_is_gone = False
+
+    @property
+    def request_headers(self) -> list[tuple[bytes, bytes]]:
+        """The request's headers, names in lower case."""
+        headers: list[tuple[bytes, bytes]] = self._scope["headers"]
+        return headers
+
+    def header(self, name: bytes) -> bytes:
+        """Return a request header; empty if absent."""
+        return next((value for key, value in self.request_headers if key == name), b"")
+
+    async def read_body(self, max_bytes: int) -> bytes:
+        """Read the whole body.
+
+        Raises:
+            BodyTooLarge: more than *max_bytes*; nothing beyond that is kept.
+            BodyTimeout: it did not come within 30 seconds.
+            UnsupportedEncoding: it is compressed.
+            ClientGone: the client left.
+        """
+        if self.header(b"content-encoding") not in (b"", b"identity"):
+            raise UnsupportedEncoding("Compressed request bodies are not supported.")
+        declared = self.header(b"content-length")
+        if declared.isdigit() and int(declared) > max_bytes:
+            raise _too_large(max_bytes)
+        try:
+            async with asyncio.timeout(_BODY_TIMEOUT_S):
+                return await self._collect(max_bytes)
+        except TimeoutError:
+            raise BodyTimeout("The request body came too slowly.") from None
+
+    async def wait_gone(self) -> None:
+        """Return once the client has left. Only after the body was read."""
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.client_is_gone = self.client_is_gone or not self.is_over
+                return
+
+    async def send_json(self, status: int, body: bytes, extra: Headers | None = None) -> None:
+        """Send a whole answer."""
+        headers = [
+            _JSON,
+            (b"content-length", b"%d" % len(body)),
+            *self.headers,
+            *(extra or ()),
+        ]
+        self.has_begun = self.is_over = True
+        await self._write({"type": "http.response.start", "status": status, "headers": headers})
+        await self._write({"type": "http.response.body", "body": body})
+
+    async def begin_stream(self) -> None:
+        """Send the status line of an event stream."""
+        self.has_begun = True
+        headers = [*_EVENT_STREAM, *self.headers]
+        await self._write({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def send_events(self, events: bytes, *, is_last: bool = False) -> None:
+        """Send whole events."""
+        self.is_over = self.is_over or is_last
+        await self._write({"type": "http.response.body", "body": events, "more_body": not is_last})
+
+    def abort(self) -> None:
+        """Cut the connection now, unsent bytes included."""
+        self.client_is_gone = True
+        extension = self._scope.get("extensions", {}).get(ABORT_EXTENSION)
+        if extension is not None:
+            extension["cut"]()
+
+    async def _collect(self, max_bytes: int) -> bytes:
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.client_is_gone = True
+                raise ClientGone("The client left before its request was read.")
+            piece = message.get("body", b"")
+            size += len(piece)
+            if size > max_bytes:
+                raise _too_large(max_bytes)
+            pieces.append(piece)
+            if not message.get("more_body", False):
+                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def _write(self, message: Event) -> None:
+        """Write; the server's own buffer (64 KiB) is the only one.
+
+        Raises:
+            SlowReaderError: the client did not read for `slow_reader_s`.
+        """
+        try:
+            async with asyncio.timeout(self._slow_reader_s):
+                await self._send(message)
+        except TimeoutError:
+            self.abort()
+            raise SlowReaderError from None
+
+
+class SlowReaderError(ClientGone):
+    """The client is there and does not read."""
+
+    reason = "SLOW_READER"
+
+    def __init__(self) -> None:
+        super().__init__("The client did not read its answer.")
+
+
+def _too_large(max_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The request body is larger than {max_bytes} bytes.")

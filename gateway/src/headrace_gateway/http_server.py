@@ -1,0 +1,88 @@
+"""Our uvicorn: HTTP/1.1 by httptools, started and stopped by the service's own lifecycle."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from headrace_common.settings import split_address
+from headrace_gateway.http_exchange import ABORT_EXTENSION, AsgiApp
+
+# Above the usual 60 s of load balancers, so that they close idle connections and not we.
+_KEEP_ALIVE_S = 75
+_BACKLOG = 2048
+
+
+class _Protocol(HttpToolsProtocol):
+    """Offers the application to cut the connection, unsent bytes included."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {ABORT_EXTENSION: {"cut": self.transport.abort}}
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to `Lifecycle`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """Serves one ASGI application.
+
+    Args:
+        app: the application; gets no lifespan events.
+        address: host:port; port 0 takes a free one, see `port`.
+        drain_grace_s: running requests get so long to finish after `stop`.
+
+    Raises:
+        OSError: the address cannot be bound.
+    """
+
+    def __init__(self, app: AsgiApp, address: str, drain_grace_s: float) -> None:
+        self._socket = _bound(address)
+        self.port: int = self._socket.getsockname()[1]
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http=_Protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=max(1, round(drain_grace_s)),
+            )
+        )
+
+    async def serve(self) -> None:
+        """Serve until `stop`; returns once running requests are over or the grace has ended."""
+        await self._server.serve(sockets=[self._socket])
+
+    def stop(self) -> None:
+        """Take no new connections and end `serve`."""
+        self._server.should_exit = True
+
+
+def _bound(address: str) -> socket.socket:
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host.strip("[]"), port))
+        bound.setblocking(False)
+    except OSError as error:
+        bound.close()
+        raise OSError(error.errno, f"cannot listen on {address}: {error.strerror}") from error
+    return bound

@@ -1,0 +1,191 @@
+"""From a parsed request to jobs: templating and tokenising, off the loop when long, and sizes."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from headrace_common import blocks
+from headrace_common.errors import InvalidRequest
+from headrace_contracts.billing.v1.billing_pb2 import Principal
+from headrace_contracts.guard.v1 import guard_pb2
+from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
+from headrace_contracts.router.v1.router_pb2 import PickRequest
+from headrace_contracts.worker.v1.worker_pb2 import GenerateRequest, Stopping
+from headrace_gateway.api_request import ApiRequest, Endpoint, Message, Prompt
+from headrace_gateway.generation import Job
+from headrace_gateway.model_directory import ServedModel
+from headrace_gateway.prompt import PromptEncoder
+from headrace_gateway.prompt_sizes import check_ids, default_max_tokens, output_bound
+
+# Longer prompts are encoded on a thread: the encoder releases the interpreter lock.
+_LONG_CHARS = 2048
+# One encodes the next while another renders; more would only take cores from the loop.
+_NUM_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt as ids, with the chain of its block hashes joined."""
+
+    token_ids: list[int]
+    block_hashes: bytes
+    max_tokens: int
+
+
+class Intake:
+    """Makes prompts and jobs. Owns its threads."""
+
+    def __init__(self, default_max_tokens: int) -> None:
+        self._default_max_tokens = default_max_tokens
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, "tokenise")
+
+    async def encode(
+        self, request: ApiRequest, model: ServedModel, principal: Principal
+    ) -> list[EncodedPrompt]:
+        """Encode every prompt of a request and check that it fits.
+
+        Raises:
+            InvalidRequest: the template refuses it, an id is unknown, or it is too long.
+        """
+        check_ids(request, model.card)
+        if num_chars(request) <= _LONG_CHARS:
+            return self._encode(request, model, principal)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._encode, request, model, principal)
+
+    def close(self) -> None:
+        """End the threads; what runs is finished."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _encode(
+        self, request: ApiRequest, model: ServedModel, principal: Principal
+    ) -> list[EncodedPrompt]:
+        recipe = model.card.recipe
+        key = blocks.chain_key(recipe.model_fingerprint, "", principal.cache_salt)
+        encoded = []
+        for ids in _all_ids(request, model.encoder):
+            num_choices = request.n * max(1, len(request.prompts))
+            default = default_max_tokens(principal, self._default_max_tokens, num_choices, len(ids))
+            bound = output_bound(request, len(ids), model.card, default)
+            hashes = blocks.chain(key, ids, recipe.block_size_tokens or blocks.BLOCK_SIZE_TOKENS)
+            encoded.append(EncodedPrompt(ids, blocks.join(hashes), bound))
+        return encoded
+
+
+def num_chars(request: ApiRequest) -> int:
+    """Return the size of everything that will be encoded, roughly."""
+    return sum(len(part.text) for part in request.guard_parts) + sum(
+        len(prompt) for prompt in request.prompts if not isinstance(prompt, str)
+    )
+
+
+def add_id_prompts(request: ApiRequest, encoder: PromptEncoder) -> None:
+    """Let the guard see prompts of token ids as the text they stand for."""
+    for idx, prompt in enumerate(request.prompts):
+        if not isinstance(prompt, str):
+            text = encoder.decode(prompt)
+            slot = (request.prompts, idx)
+            request.add_guarded(f"prompt[{idx}]", guard_pb2.TRUST_USER, text, slot)
+
+
+def reservation(prompts: Sequence[EncodedPrompt], n: int) -> Amounts:
+    """Return what to reserve, its cost not yet set."""
+    return Amounts(
+        requests=1,
+        input_tokens=sum(len(prompt.token_ids) for prompt in prompts),
+        output_tokens=sum(prompt.max_tokens * n for prompt in prompts),
+    )
+
+
+def make_jobs(
+    request_id: str,
+    request: ApiRequest,
+    model: ServedModel,
+    principal: Principal,
+    prompts: Sequence[EncodedPrompt],
+) -> list[Job]:
+    """Turn encoded prompts into jobs; several prompts get an id each, made from the request's."""
+    seed = secrets.randbits(63) if request.seed is None else request.seed
+    jobs = []
+    for idx, prompt in enumerate(prompts):
+        job_id = request_id if len(prompts) == 1 else f"{request_id}.{idx}"
+        pick = PickRequest(
+            request_id=job_id,
+            model=model.card.model,
+            block_hashes=prompt.block_hashes,
+            block_size_tokens=model.card.recipe.block_size_tokens or blocks.BLOCK_SIZE_TOKENS,
+            prompt_tokens=len(prompt.token_ids),
+            expected_output_tokens=prompt.max_tokens * request.n,
+            priority=principal.priority,
+            tenant_id=principal.tenant_id,
+            session_id=request.session_id,
+        )
+        jobs.append(
+            Job(pick, _generate(job_id, request, model, principal, prompt, seed), idx * request.n)
+        )
+    return jobs
+
+
+def _generate(
+    job_id: str,
+    request: ApiRequest,
+    model: ServedModel,
+    principal: Principal,
+    prompt: EncodedPrompt,
+    seed: int,
+) -> GenerateRequest:
+    limits = request.limits
+    return GenerateRequest(
+        request_id=job_id,
+        model=model.card.model,
+        prompt_token_ids=prompt.token_ids,
+        cache_salt=principal.cache_salt,
+        sampling=request.sampling,
+        stopping=Stopping(
+            max_tokens=prompt.max_tokens,
+            min_tokens=limits.min_tokens,
+            stop=limits.stop,
+            stop_token_ids=limits.stop_token_ids,
+            ignore_eos=limits.ignore_eos,
+        ),
+        priority=principal.priority,
+        n=request.n,
+        seed=seed,
+        logprobs=request.logprobs,
+    )
+
+
+def _all_ids(request: ApiRequest, encoder: PromptEncoder) -> list[list[int]]:
+    if request.endpoint is Endpoint.CHAT:
+        return [encoder.encode_chat(_for_template(request.messages, encoder))]
+    return [_prompt_ids(prompt, encoder) for prompt in request.prompts]
+
+
+def _prompt_ids(prompt: Prompt, encoder: PromptEncoder) -> list[int]:
+    return encoder.encode_text(prompt) if isinstance(prompt, str) else list(prompt)
+
+
+def _for_template(messages: list[Message], encoder: PromptEncoder) -> list[Message]:
+    """Fit the messages to what the model's template knows.
+
+    Raises:
+        InvalidRequest: the history calls tools and the template cannot show that.
+    """
+    fitted = messages
+    if not encoder.template.knows_developer:
+        fitted = [
+            {**message, "role": "system"} if message["role"] == "developer" else message
+            for message in messages
+        ]
+    if not encoder.template.knows_tool_calls:
+        for idx, message in enumerate(messages):
+            if "tool_calls" in message:
+                raise InvalidRequest(
+                    "tool_calls are not supported yet by this model's chat template.",
+                    param=f"messages[{idx}].tool_calls",
+                )
+    return fitted

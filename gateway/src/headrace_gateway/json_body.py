@@ -1,0 +1,73 @@
+"""Strict JSON in: what is wrong is told by field, never by a library's text about itself."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import msgspec
+
+from headrace_common.errors import InvalidRequest
+
+_AT = re.compile(r" - at (?:`(?P<part>key|\w+)` in )?`\$\.?(?P<path>[^`]*)`$")
+_MISSING = re.compile(r"Object missing required field `([^`]{1,100})")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.{1,100}?)`?$", re.DOTALL)
+# Free-form values (tool definitions, metadata) may not nest deeper.
+MAX_DEPTH = 64
+
+T = TypeVar("T")
+
+
+def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Decode *body*. Of a key given twice the last one counts, everywhere.
+
+    Raises:
+        InvalidRequest: not JSON, not UTF-8, half a surrogate pair, nested too deeply, or not of
+            the documented shape; `param` names the field.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error)) from None
+    except msgspec.DecodeError:
+        raise InvalidRequest(
+            "The body is not valid JSON in UTF-8 (a cut text, a broken escape such as half a "
+            "surrogate pair, or NaN are not JSON)."
+        ) from None
+    except RecursionError:
+        raise InvalidRequest("The body is nested too deeply.") from None
+
+
+def check_depth(value: object, param: str) -> None:
+    """Refuse a free-form value that nests too deeply.
+
+    Raises:
+        InvalidRequest: deeper than 64 levels.
+    """
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for item in level
+            if isinstance(item, dict | list)
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return
+    raise InvalidRequest(f"{param} is nested more than {MAX_DEPTH} levels deep.", param=param)
+
+
+def _explain(text: str) -> InvalidRequest:
+    found = _AT.search(text)
+    path = found["path"].replace("[...]", "") if found else ""
+    what = text[: found.start()] if found else text
+    if missing := _MISSING.match(what):
+        path = f"{path}.{missing[1]}".lstrip(".")
+        return InvalidRequest(f"Missing required parameter: {path}.", param=path)
+    if unknown := _UNKNOWN.match(what):
+        path = f"{path}.{unknown[1]}".lstrip(".")
+        return InvalidRequest(f"Unrecognized request argument: {path}.", param=path)
+    what = what.replace("`", "")[:300]
+    if not path:
+        return InvalidRequest(f"The body is wrong: {what}.")
+    return InvalidRequest(f"Invalid value for {path}: {what}.", param=path)

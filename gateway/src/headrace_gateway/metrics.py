@@ -1,0 +1,77 @@
+"""All collectors of the gateway."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from headrace_common.metrics import LATENCY_BUCKETS_S
+
+
+class GatewayMetrics:
+    """What the gateway counts. No label value ever comes from a client."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "headrace_gateway_requests",
+            "Requests that ended, by endpoint and outcome: ok, output_blocked or a reason.",
+            ["endpoint", "outcome"],
+            registry=registry,
+        )
+        self.running = Gauge(
+            "headrace_gateway_running_requests",
+            "Requests being served on the generating endpoints.",
+            registry=registry,
+        )
+        self.ttft_s = Histogram(
+            "headrace_gateway_ttft_seconds",
+            "Request fully read to first token written (streams) or known (whole answers).",
+            ["endpoint"],
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self.duration_s = Histogram(
+            "headrace_gateway_duration_seconds",
+            "Request fully read to last byte written.",
+            ["endpoint"],
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self.tokens = Counter(
+            "headrace_gateway_tokens",
+            "Tokens of closed requests, by kind: prompt (cached included), cached, output.",
+            ["kind"],
+            registry=registry,
+        )
+        self.resumes = Counter(
+            "headrace_gateway_resumes",
+            "Attempts given up on a replica and taken to another, by the reason of the failure.",
+            ["reason"],
+            registry=registry,
+        )
+        self.degraded = Counter(
+            "headrace_gateway_degraded",
+            "Requests (or parts) served without an answer of the named service.",
+            ["service"],
+            registry=registry,
+        )
+        self.key_lookups = Counter(
+            "headrace_gateway_key_lookups",
+            "Key checks by where the answer came from: cache, refused_cache, billing, stale.",
+            ["source"],
+            registry=registry,
+        )
+        self.unpriced = Counter(
+            "headrace_gateway_unpriced_requests",
+            "Admitted requests for a model that no price row covers.",
+            registry=registry,
+        )
+        self.slow_readers = Counter(
+            "headrace_gateway_slow_readers", "Clients cut off for not reading.", registry=registry
+        )
+        self.stage_s = Histogram(
+            "headrace_gateway_stage_seconds",
+            "Time per stage of a request.",
+            ["stage"],
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )

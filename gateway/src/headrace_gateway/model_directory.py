@@ -1,0 +1,242 @@
+"""Which models there are and which replicas serve them: the router's list, mirrored.
+
+The gateway has no model files. Cards come with the list, a tokenizer is fetched from any worker
+that has it, once per content. When the router is down the last list stays in use: `least_loaded`
+then chooses from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from headrace_common.errors import HeadraceError, ModelNotFound, NoReplica, Unavailable
+from headrace_common.lifecycle import cancel_and_wait
+from headrace_contracts.router.v1.router_pb2 import Replica, ReplicaList
+from headrace_contracts.types.v1.types_pb2 import ReplicaRef
+from headrace_contracts.worker.v1 import worker_pb2
+from headrace_contracts.worker.v1.worker_pb2 import ModelCard
+from headrace_gateway.prompt import PromptEncoder
+
+_log = logging.getLogger(__name__)
+
+_FETCH_RETRY_S = 0.5
+
+_K = TypeVar("_K")
+RefKey = tuple[str, int]
+OnLost = Callable[[], None]
+
+
+class ReplicaSource(Protocol):
+    """What the router offers here."""
+
+    def watch_replicas(self) -> AsyncIterator[ReplicaList]:
+        """Yield the list at once and at each change."""
+        ...
+
+
+class TokenizerSource(Protocol):
+    """What workers offer here."""
+
+    async def fetch_tokenizer(self, address: str, model: str) -> bytes:
+        """Return a tokenizer.json."""
+        ...
+
+    async def forget_all_but(self, addresses: set[str]) -> None:
+        """Drop connections to workers that are gone."""
+        ...
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model with what is needed to make prompts for it."""
+
+    card: ModelCard
+    encoder: PromptEncoder
+
+
+def ref_key(ref: ReplicaRef) -> RefKey:
+    """Return a replica's identity as a dictionary key."""
+    return ref.worker_id, ref.incarnation
+
+
+class ModelDirectory:
+    """Models and replicas as last seen. Belongs to one event loop.
+
+    Args:
+        router: source of the list.
+        workers: source of tokenizers.
+    """
+
+    def __init__(self, router: ReplicaSource, workers: TokenizerSource) -> None:
+        self._router, self._workers = router, workers
+        self._replicas: dict[RefKey, Replica] = {}
+        # Models ever seen stay known: without a replica they are unavailable, not unknown.
+        self._cards: dict[str, ModelCard] = {}
+        self._encoders: dict[tuple[str, str], PromptEncoder] = {}
+        self._fetches: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._running: Counter[RefKey] = Counter()
+        self._addresses: Counter[str] = Counter()
+        self._on_lost: dict[RefKey, set[OnLost]] = {}
+        self._has_list = False
+
+    async def watch(self) -> None:
+        """Follow the router's list until it ends; run under `supervise`."""
+        async for replicas in self._router.watch_replicas():
+            await self._apply(replicas)
+
+    async def close(self) -> None:
+        """Stop fetching."""
+        await cancel_and_wait(*self._fetches.values())
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether some model can be served now."""
+        return any(
+            _is_usable(replica) and any(self._encoder(card) for card in replica.models)
+            for replica in self._replicas.values()
+        )
+
+    def cards(self) -> list[ModelCard]:
+        """Return the cards of all known models, by name."""
+        return [self._cards[name] for name in sorted(self._cards)]
+
+    def get(self, model: str) -> ServedModel:
+        """Return a model by its served name.
+
+        Raises:
+            ModelNotFound: no worker ever served it.
+            Unavailable: it is not known yet: the router's list or the tokenizer is on its way.
+        """
+        card = self._cards.get(model)
+        if card is None:
+            if not self._has_list:
+                raise NoReplica("The fleet is starting.", retry_after_s=1.0)
+            raise ModelNotFound(f"The model {model[:100]!r} does not exist.", param="model")
+        encoder = self._encoder(card)
+        if encoder is None:
+            raise Unavailable("The model is being loaded.", retry_after_s=1.0)
+        return ServedModel(card, encoder)
+
+    def least_loaded(self, model: str, excluded: Iterable[ReplicaRef]) -> Replica:
+        """Choose a replica without the router, by what was last seen and runs from here.
+
+        Raises:
+            NoReplica: none is left.
+        """
+        left_out = {ref_key(ref) for ref in excluded}
+        candidates = [
+            replica
+            for key, replica in self._replicas.items()
+            if key not in left_out
+            and _is_usable(replica)
+            and any(card.model == model for card in replica.models)
+        ]
+        if not candidates:
+            raise NoReplica("No replica serves this model now.", retry_after_s=1.0)
+        return min(candidates, key=self._load)
+
+    @contextmanager
+    def running_on(self, ref: ReplicaRef, address: str, on_lost: OnLost) -> Iterator[None]:
+        """Count a request on a replica; call *on_lost* if the fleet learns that it is stuck."""
+        key = ref_key(ref)
+        self._running[key] += 1
+        self._addresses[address] += 1
+        callbacks = self._on_lost.setdefault(key, set())
+        callbacks.add(on_lost)
+        try:
+            yield
+        finally:
+            callbacks.discard(on_lost)
+            if not callbacks:
+                self._on_lost.pop(key, None)
+            _count_down(self._running, key)
+            _count_down(self._addresses, address)
+
+    def _load(self, replica: Replica) -> tuple[int, int]:
+        load = replica.load
+        return (
+            self._running[ref_key(replica.replica)],
+            load.queued_prefill_tokens + load.running_tokens,
+        )
+
+    async def _apply(self, replicas: ReplicaList) -> None:
+        self._has_list = True
+        self._replicas = {ref_key(replica.replica): replica for replica in replicas.replicas}
+        for replica in replicas.replicas:
+            for card in replica.models:
+                self._cards[card.model] = card
+                self._ensure_encoder(card)
+        self._tell_lost()
+        listed = {replica.address for replica in self._replicas.values()}
+        # A router that has just started lists nothing yet: then nothing is dropped. Streams under
+        # way on a replica that left the list go on.
+        if listed:
+            await self._workers.forget_all_but(listed | set(self._addresses))
+
+    def _tell_lost(self) -> None:
+        newest: dict[str, int] = {}
+        for worker_id, incarnation in self._replicas:
+            newest[worker_id] = max(newest.get(worker_id, 0), incarnation)
+        for key, callbacks in list(self._on_lost.items()):
+            replica = self._replicas.get(key)
+            is_stuck = replica is not None and replica.state == worker_pb2.WORKER_STATE_STUCK
+            if is_stuck or newest.get(key[0], 0) > key[1]:
+                for callback in list(callbacks):
+                    callback()
+
+    def _encoder(self, card: ModelCard) -> PromptEncoder | None:
+        return self._encoders.get((card.tokenizer_sha256, card.chat_template))
+
+    def _ensure_encoder(self, card: ModelCard) -> None:
+        key = (card.tokenizer_sha256, card.chat_template)
+        if key in self._encoders or key in self._fetches:
+            return
+        task = asyncio.create_task(self._fetch(card))
+        self._fetches[key] = task
+        task.add_done_callback(lambda _: self._fetches.pop(key, None))
+
+    async def _fetch(self, card: ModelCard) -> None:
+        """Try the workers that have the tokenizer until one gives it or none is left."""
+        while addresses := self._addresses_with(card):
+            for address in addresses:
+                try:
+                    encoder = await self._try_fetch(address, card)
+                except HeadraceError as error:
+                    _log.warning("tokenizer of %s from %s: %s", card.model, address, error)
+                except Exception:  # noqa: BLE001 - a bad tokenizer must not end the service
+                    _log.exception("the tokenizer of %s cannot be used", card.model)
+                    return
+                else:
+                    self._encoders[card.tokenizer_sha256, card.chat_template] = encoder
+                    return
+            await asyncio.sleep(_FETCH_RETRY_S)
+
+    async def _try_fetch(self, address: str, card: ModelCard) -> PromptEncoder:
+        data = await self._workers.fetch_tokenizer(address, card.model)
+        if hashlib.sha256(data).hexdigest() != card.tokenizer_sha256:
+            raise Unavailable("the content is not what the model card says")
+        return await asyncio.to_thread(PromptEncoder, card, data)
+
+    def _addresses_with(self, card: ModelCard) -> list[str]:
+        return [
+            replica.address
+            for replica in self._replicas.values()
+            if any(other.tokenizer_sha256 == card.tokenizer_sha256 for other in replica.models)
+        ]
+
+
+def _count_down(counter: Counter[_K], key: _K) -> None:
+    counter[key] -= 1
+    if counter[key] <= 0:
+        del counter[key]
+
+
+def _is_usable(replica: Replica) -> bool:
+    return replica.reachable and replica.state == worker_pb2.WORKER_STATE_READY

@@ -1,0 +1,425 @@
+"""The requests of the public API, strictly: every documented field is honoured or refused by name.
+
+Fields that no model here can honour yet (`tools`, `response_format`, ...) give a 400 that names
+them, never silence. What would reach a model in them goes to the guard first: a blocked word in a
+tool's description is told as such.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+import orjson
+from msgspec import Meta, Struct
+
+from headrace_common.errors import InvalidRequest
+from headrace_contracts.guard.v1 import guard_pb2
+from headrace_contracts.worker.v1.worker_pb2 import LogprobOptions, Sampling
+from headrace_gateway.api_request import (
+    ApiRequest,
+    Endpoint,
+    Limits,
+    Message,
+    Prompt,
+    StreamOptions,
+)
+from headrace_gateway.json_body import check_depth, decode
+
+_UINT32 = 2**32
+_MAX_CHOICES = 128
+_TRUST = {
+    "system": guard_pb2.TRUST_OWNER,
+    "developer": guard_pb2.TRUST_OWNER,
+    "user": guard_pb2.TRUST_USER,
+    "assistant": guard_pb2.TRUST_MODEL,
+    "tool": guard_pb2.TRUST_UNTRUSTED,
+}
+
+Positive = Annotated[int, Meta(ge=1, lt=_UINT32)]
+Token = Annotated[int, Meta(ge=0, lt=_UINT32)]
+Text = Annotated[str, Meta(max_length=512)]
+
+
+class _TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    text: str
+
+
+class _Refusal(Struct, tag_field="type", tag="refusal", forbid_unknown_fields=True):
+    refusal: str
+
+
+# Parts that no model here reads; their content is not looked at, and never fetched.
+class _Image(Struct, tag_field="type", tag="image_url"):
+    pass
+
+
+class _Audio(Struct, tag_field="type", tag="input_audio"):
+    pass
+
+
+class _File(Struct, tag_field="type", tag="file"):
+    pass
+
+
+class _Function(Struct, forbid_unknown_fields=True):
+    name: str
+    arguments: str
+
+
+class _ToolCall(Struct, forbid_unknown_fields=True):
+    id: str
+    function: _Function
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
+class _Message(Struct, forbid_unknown_fields=True):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_TextPart | _Refusal | _Image | _Audio | _File] | None = None
+    name: Text | None = None
+    tool_calls: list[_ToolCall] | None = None
+    tool_call_id: Text | None = None
+    refusal: str | None = None
+    # Sent back by SDKs that echo a whole answer; empty there.
+    audio: Any = None
+    function_call: Any = None
+    annotations: Any = None
+
+
+class _StreamOptions(Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class _Common(Struct, kw_only=True, forbid_unknown_fields=True):
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, lt=_UINT32)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    seed: int | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    n: Annotated[int, Meta(ge=1, le=8)] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: Annotated[list[Token], Meta(max_length=64)] | None = None
+    max_tokens: Positive | None = None
+    min_tokens: Token | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    user: Text | None = None
+    metadata: Annotated[dict[str, Text], Meta(max_length=16)] | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+
+
+class _Chat(_Common, kw_only=True):
+    messages: list[_Message]
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    # Not offered yet: see _REFUSED. Any: whatever JSON the client sent.
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: Any = None
+    functions: Any = None
+    function_call: Any = None
+    response_format: Any = None
+    audio: Any = None
+    modalities: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+    prompt_cache_retention: Any = None
+    moderation: Any = None
+
+
+class _Completion(_Common, kw_only=True):
+    prompt: str | list[Any] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=20)] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+
+# Field -> values that ask for nothing and are let pass.
+_REFUSED: dict[str, tuple[object, ...]] = {
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none",),
+    "function_call": ("none",),
+    "parallel_tool_calls": (),
+    "response_format": ({"type": "text"},),
+    "audio": (),
+    "modalities": (["text"],),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+    "prompt_cache_retention": (),
+    "moderation": (),
+}
+_CHAT_DECODER = msgspec.json.Decoder(_Chat)
+_COMPLETION_DECODER = msgspec.json.Decoder(_Completion)
+
+
+def parse_chat(body: bytes) -> ApiRequest:
+    """Parse the body of /v1/chat/completions.
+
+    Raises:
+        InvalidRequest: `param` names the field at fault.
+    """
+    chat = decode(_CHAT_DECODER, body)
+    if not chat.messages:
+        raise InvalidRequest("messages must hold at least one message.", param="messages")
+    if chat.top_logprobs is not None and not chat.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    request = _common(chat, Endpoint.CHAT, chat.max_completion_tokens or chat.max_tokens)
+    if chat.logprobs:
+        request.logprobs = LogprobOptions(output=True, top=chat.top_logprobs or 0)
+    for idx, message in enumerate(chat.messages):
+        _add_message(request, message, f"messages[{idx}]")
+    _guard_tools(request, chat)
+    request.unsupported = _refusal(chat)
+    return request
+
+
+def parse_completion(body: bytes) -> ApiRequest:
+    """Parse the body of /v1/completions.
+
+    Raises:
+        InvalidRequest: `param` names the field at fault.
+    """
+    asked = decode(_COMPLETION_DECODER, body)
+    request = _common(asked, Endpoint.COMPLETIONS, asked.max_tokens)
+    if asked.echo:
+        raise _not_supported("echo")
+    if asked.suffix:
+        raise _not_supported("suffix")
+    if asked.best_of is not None and asked.best_of != request.n:
+        raise InvalidRequest("best_of other than n is not supported yet.", param="best_of")
+    if asked.logprobs is not None:
+        request.logprobs = LogprobOptions(output=True, top=asked.logprobs)
+    request.prompts = _prompts(asked.prompt)
+    if len(request.prompts) * request.n > _MAX_CHOICES:
+        raise InvalidRequest(
+            f"Prompts times n may be at most {_MAX_CHOICES} choices.", param="prompt"
+        )
+    for idx, prompt in enumerate(request.prompts):
+        if isinstance(prompt, str):
+            slot = (request.prompts, idx)
+            request.add_guarded(f"prompt[{idx}]", guard_pb2.TRUST_USER, prompt, slot)
+    return request
+
+
+def request_schemas(ref_template: str) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Return the JSON schemas of the request bodies by path, and the components they refer to."""
+    schemas, components = msgspec.json.schema_components(
+        (_Chat, _Completion), ref_template=ref_template
+    )
+    return dict(zip(("/v1/chat/completions", "/v1/completions"), schemas, strict=True)), components
+
+
+def _common(asked: _Common, endpoint: Endpoint, max_tokens: int | None) -> ApiRequest:
+    if asked.store:
+        raise _not_supported("store")
+    if asked.service_tier not in (None, "auto", "default"):
+        raise InvalidRequest(
+            "service_tier other than auto and default is not supported yet.", param="service_tier"
+        )
+    limits = Limits(
+        max_tokens=max_tokens,
+        min_tokens=asked.min_tokens or 0,
+        stop=_stops(asked.stop),
+        stop_token_ids=asked.stop_token_ids or (),
+        ignore_eos=bool(asked.ignore_eos),
+    )
+    if asked.seed is not None and not -(2**63) <= asked.seed < 2**64:
+        raise InvalidRequest("seed must fit in 64 bits.", param="seed")
+    if max_tokens is not None and limits.min_tokens > max_tokens:
+        raise InvalidRequest("min_tokens may not be above max_tokens.", param="min_tokens")
+    return ApiRequest(
+        endpoint=endpoint,
+        model=asked.model,
+        sampling=_sampling(asked),
+        limits=limits,
+        streaming=_streaming(asked),
+        n=asked.n or 1,
+        seed=None if asked.seed is None else asked.seed % 2**64,
+        session_id=asked.prompt_cache_key or "",
+    )
+
+
+def _sampling(asked: _Common) -> Sampling:
+    # The contract reads a top_p of 0 as "off"; for the API it is the narrowest nucleus there is.
+    top_p = asked.top_p if asked.top_p != 0 else 1e-6
+    return Sampling(
+        temperature=1.0 if asked.temperature is None else asked.temperature,
+        top_p=1.0 if top_p is None else top_p,
+        top_k=max(0, asked.top_k or 0),
+        min_p=asked.min_p or 0.0,
+        frequency_penalty=asked.frequency_penalty or 0.0,
+        presence_penalty=asked.presence_penalty or 0.0,
+        repetition_penalty=asked.repetition_penalty or 0.0,
+        logit_bias=_biases(asked.logit_bias or {}),
+    )
+
+
+def _biases(given: dict[str, float]) -> dict[int, float]:
+    if len(given) > 1024:
+        raise InvalidRequest("logit_bias may hold at most 1024 tokens.", param="logit_bias")
+    if not all(key.isascii() and key.isdecimal() and int(key) < _UINT32 for key in given):
+        raise InvalidRequest("logit_bias: the keys must be token ids.", param="logit_bias")
+    return {int(key): bias for key, bias in given.items() if math.isfinite(bias)}
+
+
+def _stops(stop: str | list[str] | None) -> Sequence[str]:
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if len(stops) > 4 or not all(0 < len(text) <= 1024 for text in stops):
+        raise InvalidRequest(
+            "stop may hold up to 4 texts of 1 to 1024 characters, none empty.", param="stop"
+        )
+    return stops
+
+
+def _streaming(asked: _Common) -> StreamOptions:
+    options = asked.stream_options
+    if not asked.stream:
+        if options is not None and (options.include_usage or options.continuous_usage_stats):
+            raise InvalidRequest("stream_options needs stream to be true.", param="stream_options")
+        return StreamOptions()
+    if options is None:
+        return StreamOptions(is_stream=True)
+    if options.include_obfuscation:
+        raise _not_supported("stream_options.include_obfuscation")
+    continuous = bool(options.continuous_usage_stats)
+    return StreamOptions(True, bool(options.include_usage) or continuous, continuous)
+
+
+def _add_message(request: ApiRequest, given: _Message, path: str) -> None:
+    for field in ("audio", "function_call", "annotations"):
+        if getattr(given, field):
+            raise _not_supported(f"{path}.{field}")
+    trust = _TRUST[given.role]
+    message: Message = {"role": given.role, "content": _content(given, path)}
+    if given.name:
+        message["name"] = given.name
+    if given.tool_call_id:
+        message["tool_call_id"] = given.tool_call_id
+    for key in ("content", "name", "tool_call_id"):
+        request.add_guarded(f"{path}.{key}", trust, message.get(key, ""), (message, key))
+    if given.tool_calls:
+        message["tool_calls"] = [_template_call(call) for call in given.tool_calls]
+        for idx, call in enumerate(given.tool_calls):
+            where, entry = f"{path}.tool_calls[{idx}]", message["tool_calls"][idx]
+            request.add_guarded(f"{where}.id", trust, call.id, (entry, "id"))
+            for key in ("name", "arguments"):
+                text = getattr(call.function, key)
+                slot = (entry["function"], key)
+                request.add_guarded(f"{where}.function.{key}", trust, text, slot)
+    request.messages.append(message)
+
+
+def _content(given: _Message, path: str) -> str:
+    if given.tool_calls and given.role != "assistant":
+        raise InvalidRequest("Only an assistant calls tools.", param=f"{path}.tool_calls")
+    if given.role == "tool" and not given.tool_call_id:
+        raise InvalidRequest("A tool message needs its tool_call_id.", param=f"{path}.tool_call_id")
+    if given.content is None:
+        if given.role == "assistant" and (given.tool_calls or given.refusal):
+            return given.refusal or ""
+        raise InvalidRequest("content is missing.", param=f"{path}.content")
+    if isinstance(given.content, str):
+        return given.content
+    return "".join(_part_text(part, f"{path}.content") for part in given.content)
+
+
+def _part_text(part: _TextPart | _Refusal | _Image | _Audio | _File, path: str) -> str:
+    if isinstance(part, _TextPart):
+        return part.text
+    if isinstance(part, _Refusal):
+        return part.refusal
+    kind = {_Image: "images", _Audio: "audio", _File: "files"}[type(part)]
+    raise InvalidRequest(f"This model takes no {kind}, only text.", param=path)
+
+
+def _template_call(call: _ToolCall) -> Message:
+    """Return a tool call as templates expect it: with its arguments as JSON values if they are."""
+    arguments: object = call.function.arguments
+    try:
+        parsed = orjson.loads(call.function.arguments)
+    except orjson.JSONDecodeError:
+        parsed = None
+    if isinstance(parsed, dict):
+        check_depth(parsed, "messages")
+        arguments = parsed
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _guard_tools(request: ApiRequest, chat: _Chat) -> None:
+    for field in ("tools", "functions", "response_format", "prediction"):
+        value = getattr(chat, field)
+        if value:
+            check_depth(value, field)
+            for idx, item in enumerate(value if isinstance(value, list) else [value]):
+                text = "\n".join(_texts(item))
+                request.add_guarded(f"{field}[{idx}]", guard_pb2.TRUST_OWNER, text, None)
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _refusal(chat: _Chat) -> InvalidRequest | None:
+    for field, neutral in _REFUSED.items():
+        value = getattr(chat, field)
+        if value is not None and value not in neutral:
+            return _not_supported(field)
+    return None
+
+
+def _prompts(prompt: str | list[Any] | None) -> list[Prompt]:
+    wrong = InvalidRequest(
+        "prompt must be a text, a list of texts, a list of token ids or of such lists; not empty.",
+        param="prompt",
+    )
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise wrong
+    if _is_ids(prompt):
+        return [prompt]
+    if all(isinstance(item, str) for item in prompt) or all(_is_ids(item) for item in prompt):
+        return list(prompt)
+    raise wrong
+
+
+def _is_ids(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(item) is int and 0 <= item < _UINT32 for item in value)
+    )
+
+
+def _not_supported(field: str) -> InvalidRequest:
+    return InvalidRequest(f"{field} is not supported yet.", param=field)

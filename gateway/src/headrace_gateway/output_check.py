@@ -1,0 +1,190 @@
+"""Between workers and client: text goes to the guard and comes back once it may go out.
+
+    push(choice, text, last) --> guard --> releases(): what may be sent, in order
+
+When the guard is lost in the middle, a fail-closed key's stream ends with `GuardUnavailable`; a
+fail-open key's goes on unguarded, what the guard still held included, and is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace_common.errors import Deadline, GuardUnavailable, HeadraceError, ReplicaLost
+from headrace_contracts.billing.v1.billing_pb2 import Principal
+from headrace_contracts.guard.v1 import guard_pb2 as pb
+from headrace_gateway.clients.guard import OutputCall
+from headrace_gateway.input_guard import policy_of
+from headrace_gateway.metrics import GatewayMetrics
+
+# After the last text the guard has nothing to wait for.
+_LAST_ANSWER_S = 5.0
+
+
+class OutputOpener(Protocol):
+    """What the guard offers here."""
+
+    async def open_output(self, opened: pb.OutputOpen) -> OutputCall:
+        """Open the check of one answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Text of one choice that may go to the client."""
+
+    choice_idx: int
+    text: str
+    is_last: bool = False
+    # Nothing more of this choice may ever go out.
+    is_blocked: bool = False
+    # Something in it was replaced: its tokens no longer match its text.
+    is_redacted: bool = False
+
+
+class OutputCheck:
+    """The check of one answer. `push` and `finish` from one task, `releases` from another."""
+
+    def __init__(
+        self, call: OutputCall | None, *, is_fail_open: bool, metrics: GatewayMetrics
+    ) -> None:
+        self._call = call
+        self._is_fail_open, self._metrics = is_fail_open, metrics
+        # Pushed, not yet released, per choice: a fail-open key gets it when the guard is lost.
+        self._held: dict[int, deque[str]] = {}
+        self._released_chars: dict[int, int] = {}
+        self._ends: set[int] = set()
+        self._over: set[int] = set()
+        # Releases that do not come from the guard; None = no more.
+        self._unguarded: asyncio.Queue[Release | None] = asyncio.Queue()
+        self._is_finished = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def push(self, choice_idx: int, text: str, *, is_last: bool) -> None:
+        """Give new text of a choice to the guard."""
+        if choice_idx in self._over or not (text or is_last):
+            return
+        if self._call is None:
+            self._unguarded.put_nowait(Release(choice_idx, text, is_last))
+            return
+        self._held.setdefault(choice_idx, deque()).append(text)
+        if is_last:
+            self._ends.add(choice_idx)
+        message = pb.OutputText(choice_idx=choice_idx, text=text, last=is_last)
+        try:
+            self._call.send(pb.CheckOutputRequest(text=message))
+        except ReplicaLost:
+            # `releases` learns the same and decides.
+            return
+
+    def finish(self) -> None:
+        """Say that no text follows."""
+        if self._is_finished:
+            return
+        self._is_finished = True
+        if self._call is None:
+            self._unguarded.put_nowait(None)
+            return
+        self._call.half_close()
+        loop = asyncio.get_running_loop()
+        late = Deadline("The guard took too long.")
+        self._timer = loop.call_later(_LAST_ANSWER_S, self._call.deliver, late)
+
+    async def releases(self) -> AsyncIterator[Release]:
+        """Yield what may be sent until everything pushed is through.
+
+        Raises:
+            GuardUnavailable: no verdict, and the key is fail-closed.
+        """
+        while self._call is not None:
+            try:
+                answer = await self._call.receive()
+            except HeadraceError as error:
+                self._go_on_unguarded(error)
+                break
+            if answer is None:
+                if self._is_finished and not self._ends:
+                    return
+                self._go_on_unguarded(ReplicaLost("The guard ended early."))
+                break
+            yield self._released(answer)
+        while (release := await self._unguarded.get()) is not None:
+            yield release
+
+    def close(self) -> None:
+        """Let the guard forget the answer."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._call is not None:
+            self._call.cancel()
+
+    def _released(self, answer: pb.CheckOutputResponse) -> Release:
+        choice_idx, verdict = answer.choice_idx, answer.verdict
+        self._drop_held(choice_idx, answer.released_chars)
+        is_blocked = verdict.action == pb.ACTION_BLOCK
+        if verdict.action == pb.ACTION_UNAVAILABLE:
+            return self._unjudged(choice_idx, answer.released)
+        if answer.last or is_blocked:
+            self._ends.discard(choice_idx)
+            self._over.add(choice_idx)
+        is_redacted = verdict.action == pb.ACTION_REDACT
+        return Release(choice_idx, answer.released, answer.last, is_blocked, is_redacted)
+
+    def _unjudged(self, choice_idx: int, released: str) -> Release:
+        """Handle a verdict that could not be made: the guard releases no more of this choice."""
+        self._go_on_unguarded(None)
+        return Release(choice_idx, released)
+
+    def _go_on_unguarded(self, cause: HeadraceError | None) -> None:
+        self._metrics.degraded.labels("guard").inc()
+        if not self._is_fail_open:
+            raise GuardUnavailable("The answer cannot be judged now.", retry_after_s=1.0) from cause
+        self.close()
+        self._call = None
+        for choice_idx, held in self._held.items():
+            if choice_idx not in self._over:
+                is_last = choice_idx in self._ends
+                self._unguarded.put_nowait(Release(choice_idx, "".join(held), is_last))
+        if self._is_finished:
+            self._unguarded.put_nowait(None)
+
+    def _drop_held(self, choice_idx: int, released_chars: int) -> None:
+        """Forget what came out, up to a position in the choice's original text."""
+        num_chars = released_chars - self._released_chars.get(choice_idx, 0)
+        self._released_chars[choice_idx] = released_chars
+        held = self._held.get(choice_idx)
+        while held and num_chars > 0:
+            first = held.popleft()
+            if len(first) > num_chars:
+                held.appendleft(first[num_chars:])
+            num_chars -= len(first)
+
+
+async def open_output_check(
+    guard: OutputOpener, principal: Principal, request_id: str, metrics: GatewayMetrics
+) -> OutputCheck:
+    """Open the check of one answer under the key's policy.
+
+    Raises:
+        GuardUnavailable: the guard cannot be reached, and the key is fail-closed.
+    """
+    opened = pb.OutputOpen(
+        request_id=request_id,
+        tenant_id=principal.tenant_id,
+        key_id=principal.key_id,
+        policy=policy_of(principal),
+    )
+    call: OutputCall | None = None
+    try:
+        call = await guard.open_output(opened)
+    except HeadraceError as error:
+        metrics.degraded.labels("guard").inc()
+        if not principal.guard_fail_open:
+            raise GuardUnavailable(
+                "The answer could not be judged now.", retry_after_s=1.0
+            ) from error
+    return OutputCheck(call, is_fail_open=principal.guard_fail_open, metrics=metrics)

@@ -1,0 +1,246 @@
+"""Messages to token ids, so that only the template can write control tokens.
+
+Text that spells a control token (`<|im_end|>` in a user's message) stays text: before rendering, a
+private-use character that occurs nowhere in the messages is put inside every such spelling and
+behind anything at a string's end that could begin one. After rendering, every intact spelling comes
+from the template. The text is cut there, the mark removed, and each plain piece encoded with
+control tokens off. Messages without such spellings, the normal case, are encoded in one go.
+
+Templates run in Jinja's immutable sandbox with the options and helpers of `transformers`
+(huggingface/transformers, utils/chat_template_utils.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from headrace_common.errors import InvalidRequest
+from headrace_contracts.worker.v1.worker_pb2 import ModelCard
+
+# A message as templates see it. Any: strings, and JSON values inside tool calls.
+Message = dict[str, Any]
+_FIRST_MARK, _LAST_MARK = 0xE000, 0xF8FF
+_TEMPLATE_KEYS = frozenset(
+    ("role", "content", "name", "tool_calls", "tool_call_id", "id", "type", "function", "arguments")
+)
+
+
+class ChatTemplate:
+    """A compiled chat template.
+
+    Args:
+        source: Jinja text; empty = the model has none.
+        special_tokens: spellings by name, given to the template.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._template = _environment().from_string(source) if source else None
+        self._special_tokens = dict(special_tokens)
+        self.knows_developer = "developer" in source
+        self.knows_tool_calls = "tool_calls" in source
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """Render the messages and the opening of the assistant's turn.
+
+        Raises:
+            InvalidRequest: the model has no template, or the template refuses the messages.
+        """
+        if self._template is None:
+            raise InvalidRequest(
+                "This model has no chat template; use /v1/completions.", param="model"
+            )
+        try:
+            return self._template.render(
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **self._special_tokens,
+            )
+        except jinja2.TemplateError as error:
+            text = str(error)[:200]
+            raise InvalidRequest(
+                f"The model's chat template refuses these messages: {text}", param="messages"
+            ) from error
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise InvalidRequest(
+                "The model's chat template cannot render these messages.", param="messages"
+            ) from error
+
+
+class PromptEncoder:
+    """Turns prompts of one model into ids. Thread-safe after construction.
+
+    Args:
+        card: the model.
+        tokenizer_json: its tokenizer.
+    """
+
+    def __init__(self, card: ModelCard, tokenizer_json: bytes) -> None:
+        text = tokenizer_json.decode()
+        self._whole = Tokenizer.from_str(text)
+        self._plain = Tokenizer.from_str(text)
+        self._plain.encode_special_tokens = True
+        self.template = ChatTemplate(card.chat_template, card.special_tokens)
+        self._bos = [card.bos_token_id] if card.add_bos else []
+        added = self._whole.get_added_tokens_decoder()
+        self._special = {token.content: (i, token) for i, token in added.items() if token.special}
+        self._spelling = _alternatives(self._special)
+        self._beginnings = tuple(
+            {text[:end] for text in self._special for end in range(1, len(text))}
+        )
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Render and encode a conversation.
+
+        Raises:
+            InvalidRequest: the template refuses it.
+        """
+        spelling = self._spelling
+        if spelling is None or not self._needs_marks(spelling, messages):
+            return self._encode_whole(self.template.render(messages))
+        mark = _free_mark(messages)
+        rendered = self.template.render(
+            [
+                _map_strings(message, lambda text: self._marked(spelling, text, mark))
+                for message in messages
+            ]
+        )
+        return self._encode_pieces(spelling, rendered, mark)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Encode a plain prompt; control tokens' spellings stay text."""
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        return self._bos + ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ids, control tokens spelled out: for the guard."""
+        text: str = self._whole.decode(list(token_ids), skip_special_tokens=False)
+        return text
+
+    def _needs_marks(self, spelling: re.Pattern[str], messages: Sequence[Message]) -> bool:
+        return any(
+            spelling.search(text) or text.endswith(self._beginnings)
+            for message in messages
+            for text in _strings(message)
+        )
+
+    def _marked(self, spelling: re.Pattern[str], text: str, mark: str) -> str:
+        # A spelling may start inside another, so every character of it is followed by the mark.
+        text = spelling.sub(lambda found: mark.join(found.group()), text)
+        return text + mark if text.endswith(self._beginnings) else text
+
+    def _encode_whole(self, text: str) -> list[int]:
+        ids: list[int] = self._whole.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _encode_pieces(self, spelling: re.Pattern[str], text: str, mark: str) -> list[int]:
+        ids: list[int] = []
+        start, strip_next = 0, False
+        for found in spelling.finditer(text):
+            token_id, token = self._special[found.group()]
+            piece = text[start : found.start()]
+            ids += self._encode_piece(piece, mark, left=strip_next, right=token.lstrip)
+            ids.append(token_id)
+            start, strip_next = found.end(), token.rstrip
+        return ids + self._encode_piece(text[start:], mark, left=strip_next, right=False)
+
+    def _encode_piece(self, piece: str, mark: str, *, left: bool, right: bool) -> list[int]:
+        piece = piece.replace(mark, "")
+        piece = piece.lstrip() if left else piece
+        piece = piece.rstrip() if right else piece
+        if not piece:
+            return []
+        ids: list[int] = self._plain.encode(piece, add_special_tokens=False).ids
+        return ids
+
+
+def _alternatives(spellings: Mapping[str, object]) -> re.Pattern[str] | None:
+    longest_first = sorted((text for text in spellings if text), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _strings(key)
+            yield from _strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _strings(inner)
+
+
+def _map_strings(value: Any, change: Callable[[str], str]) -> Any:  # Any: JSON values
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        # Keys of a tool's arguments are the client's text too; those that templates look up stay.
+        return {
+            key if key in _TEMPLATE_KEYS else change(key): _map_strings(inner, change)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [_map_strings(inner, change) for inner in value]
+    return value
+
+
+def _free_mark(messages: Sequence[Message]) -> str:
+    used = {char for message in messages for text in _strings(message) for char in text}
+    for code in range(_FIRST_MARK, _LAST_MARK + 1):
+        if chr(code) not in used:
+            return chr(code)
+    raise InvalidRequest("The messages use every private-use character.", param="messages")
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationBlock, jinja2.ext.loopcontrols],
+        autoescape=False,
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
+    return environment
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}` marks assistant text for training; here its content simply stays."""
+
+    tags = {"generation"}  # noqa: RUF012 - the base class declares it so
+
+    def parse(self, parser: Any) -> Any:  # Any: jinja's parser and node types
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )

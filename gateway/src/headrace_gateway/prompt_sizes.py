@@ -1,0 +1,79 @@
+"""Does it fit: prompt and output against the model's context and the key's own limits. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headrace_common.errors import ContextTooLong, InvalidRequest
+from headrace_contracts.billing.v1.billing_pb2 import Principal
+from headrace_contracts.worker.v1.worker_pb2 import ModelCard
+from headrace_gateway.api_request import ApiRequest, Endpoint
+
+
+def check_ids(request: ApiRequest, card: ModelCard) -> None:
+    """Refuse token ids that the model does not have.
+
+    Raises:
+        InvalidRequest: `param` says where.
+    """
+    given: list[tuple[str, Iterable[int]]] = [
+        ("logit_bias", request.sampling.logit_bias),
+        ("stop_token_ids", request.limits.stop_token_ids),
+    ]
+    given += [("prompt", prompt) for prompt in request.prompts if not isinstance(prompt, str)]
+    for param, ids in given:
+        if max(ids, default=0) >= card.vocab_size:
+            raise InvalidRequest(
+                f"{param} names a token id that this model does not have; "
+                f"its ids end before {card.vocab_size}.",
+                param=param,
+            )
+
+
+def output_bound(
+    request: ApiRequest, prompt_tokens: int, card: ModelCard, default_max_tokens: int
+) -> int:
+    """Return the most output tokens per choice for a prompt of this length.
+
+    Raises:
+        ContextTooLong: the prompt, or prompt and wanted output, do not fit.
+        InvalidRequest: the prompt is empty.
+    """
+    param = "messages" if request.endpoint is Endpoint.CHAT else "prompt"
+    context, wanted = card.context_tokens, request.limits.max_tokens
+    if prompt_tokens == 0:
+        raise InvalidRequest("The prompt is empty.", param=param)
+    if prompt_tokens >= context:
+        raise ContextTooLong(
+            f"This model's context holds {context} tokens, prompt and answer together; "
+            f"the {param} alone have {prompt_tokens}. Shorten them.",
+            param=param,
+        )
+    if wanted is None:
+        return min(context - prompt_tokens, max(default_max_tokens, request.limits.min_tokens))
+    if prompt_tokens + wanted > context:
+        raise ContextTooLong(
+            f"This model's context holds {context} tokens; the {param} have {prompt_tokens} and "
+            f"max_tokens asks for {wanted}. Shorten one of them.",
+            param="max_tokens",
+        )
+    return wanted
+
+
+def default_max_tokens(
+    principal: Principal, configured: int, num_choices: int, prompt_tokens: int
+) -> int:
+    """Return the output bound of a request that names none, within what the key's limits can hold.
+
+    Otherwise a client that leaves max_tokens out could never pass a limit of tokens per minute that
+    is smaller than the configured bound.
+    """
+    bound = configured
+    for scope in principal.limits:
+        limits = scope.limits
+        if limits.output_tokens_per_minute:
+            bound = min(bound, limits.output_tokens_per_minute // num_choices)
+        if limits.tokens_per_minute:
+            room = limits.tokens_per_minute - prompt_tokens
+            bound = min(bound, room // num_choices)
+    return max(1, bound)

@@ -1,0 +1,362 @@
+"""The one sequence that every generating request goes through.
+
+::
+
+    [ encode --> admit ]  beside  [ guard input ]
+            |
+    opened (outbox) --> pick, generate, guard output (answer.py) --> closed (outbox, on disk)
+                                                                 '-> lease settled
+                                                                 --> last bytes to the client
+
+From `opened` on, exactly one `closed` follows, whatever the ending: `_close` runs as a task of its
+own, so that no cancellation reaches it. A refusal before `opened` leaves nothing behind but a
+counted request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from headrace_common.clock import Clock, unix_us
+from headrace_common.errors import ClientGone, Deadline, HeadraceError, Unavailable
+from headrace_common.lifecycle import cancel_and_wait
+from headrace_common.telemetry import span
+from headrace_contracts.billing.v1.billing_pb2 import Principal
+from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
+from headrace_contracts.usage.v1 import usage_pb2
+from headrace_gateway.admission import Admission, Lease, header_pairs
+from headrace_gateway.answer import Answer, Sink, total_usage
+from headrace_gateway.answer_format import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
+from headrace_gateway.api_request import ApiRequest, Endpoint
+from headrace_gateway.auth import check_model_allowed
+from headrace_gateway.generation import Generator, Job
+from headrace_gateway.http_exchange import HttpExchange
+from headrace_gateway.input_guard import InputGuard
+from headrace_gateway.intake import (
+    EncodedPrompt,
+    Intake,
+    add_id_prompts,
+    make_jobs,
+    num_chars,
+    reservation,
+)
+from headrace_gateway.metrics import GatewayMetrics
+from headrace_gateway.model_directory import ModelDirectory, ServedModel
+from headrace_gateway.output_check import OutputOpener, open_output_check
+from headrace_gateway.pricing import PriceBook, amount_nano_usd, cached_tokens, hold_nano_usd
+from headrace_gateway.sse import StreamedAnswer
+from headrace_gateway.usage_events import Account, UsageLog
+from headrace_gateway.whole_answer import WholeAnswer
+
+_log = logging.getLogger(__name__)
+
+# Larger inputs are encoded first: one that does not fit the context is not worth the guard's time.
+_GUARD_LATER_CHARS = 64 * 1024
+# The last event waits so long for the lease's return; then it goes on behind the answer.
+_SETTLE_WAIT_S = 0.25
+
+
+@dataclass(frozen=True)
+class FlowLimits:
+    """Bounds of one request. Seconds."""
+
+    request_timeout_s: float = 600.0
+    keep_alive_s: float = 10.0
+
+
+@dataclass(slots=True)
+class Visit:
+    """One request at the gateway, from the moment its body was read."""
+
+    request_id: str
+    principal: Principal
+    exchange: HttpExchange
+    request: ApiRequest
+    started_s: float
+    # What is known once it was admitted.
+    jobs: list[Job] = field(default_factory=list)
+    answer: Answer | None = None
+
+
+@dataclass(frozen=True)
+class _Admitted:
+    model: ServedModel
+    prompts: list[EncodedPrompt]
+    lease: Lease
+    account: Account
+    hold_nano_usd: int
+
+
+@dataclass(frozen=True)
+class RequestFlow:
+    """Serves requests. Shared by all; belongs to one event loop."""
+
+    directory: ModelDirectory
+    intake: Intake
+    input_guard: InputGuard
+    output_guard: OutputOpener
+    admission: Admission
+    generator: Generator
+    usage_log: UsageLog
+    prices: PriceBook
+    clock: Clock
+    metrics: GatewayMetrics
+    limits: FlowLimits
+    _closings: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def serve(self, visit: Visit) -> None:
+        """Answer one request. Cancelling it closes the request as left by the client.
+
+        Raises:
+            HeadraceError: refused or failed; the exchange says whether an answer has begun.
+        """
+        model = self.directory.get(visit.request.model)
+        check_model_allowed(visit.principal, visit.request.model)
+        if self.usage_log.is_full:
+            raise Unavailable("Usage cannot be recorded now.", retry_after_s=5.0)
+        admitted = await self._admit(visit, model)
+        try:
+            await self._open(visit, admitted)
+        except BaseException:
+            self._later(admitted.lease.settle(Amounts(requests=1)))
+            raise
+        await self._serve_admitted(visit, admitted)
+
+    async def drain(self) -> None:
+        """Wait until everything that ended is closed."""
+        while self._closings:
+            await asyncio.wait(self._closings)
+
+    # --- before the work -------------------------------------------------------------------
+
+    async def _admit(self, visit: Visit, model: ServedModel) -> _Admitted:
+        request = visit.request
+        add_id_prompts(request, model.encoder)
+        verdict: asyncio.Task[Mapping[int, str]] | None = None
+        lease: Lease | None = None
+        try:
+            if num_chars(request) <= _GUARD_LATER_CHARS or request.unsupported:
+                verdict = self._ask_guard(visit)
+                # One turn of the loop, so that the question is on its way before encoding starts.
+                await asyncio.sleep(0)
+            prompts = await self._encode(visit, model, verdict)
+            verdict = verdict or self._ask_guard(visit)
+            account, reserve = self._account(visit), reservation(prompts, request.n)
+            reserve.cost_nano_usd = hold_nano_usd(
+                account.price, reserve.input_tokens, reserve.output_tokens
+            )
+            with span("admit"), self._stage("admit"):
+                lease = await self.admission.admit(visit.principal, visit.request_id, reserve)
+            redacted = await verdict
+            if redacted:
+                request.redact(redacted)
+                prompts = await self.intake.encode(request, model, visit.principal)
+        except BaseException:
+            if lease is not None:
+                self._later(lease.settle(Amounts(requests=1)))
+            raise
+        finally:
+            await cancel_and_wait(verdict)
+        return _Admitted(model, prompts, lease, account, reserve.cost_nano_usd)
+
+    def _ask_guard(self, visit: Visit) -> asyncio.Task[Mapping[int, str]]:
+        async def ask() -> Mapping[int, str]:
+            with span("guard"), self._stage("guard"):
+                return await self.input_guard.check(
+                    visit.principal, visit.request_id, visit.request.guard_parts
+                )
+
+        return asyncio.create_task(ask())
+
+    async def _encode(
+        self, visit: Visit, model: ServedModel, verdict: asyncio.Task[Mapping[int, str]] | None
+    ) -> list[EncodedPrompt]:
+        """Encode; what the guard finds is told before what else is wrong."""
+        try:
+            if visit.request.unsupported is not None:
+                raise visit.request.unsupported
+            with span("tokenise"), self._stage("tokenise"):
+                return await self.intake.encode(visit.request, model, visit.principal)
+        except HeadraceError:
+            if verdict is not None:
+                await verdict
+            raise
+
+    def _account(self, visit: Visit) -> Account:
+        request = visit.request
+        price = self.prices.find(request.model)
+        if price is None:
+            self.metrics.unpriced.inc()
+        return Account(
+            request_id=visit.request_id,
+            principal=visit.principal,
+            model=request.model,
+            endpoint=request.endpoint.value,
+            is_stream=request.streaming.is_stream,
+            price=price,
+            price_version=self.prices.version,
+        )
+
+    async def _open(self, visit: Visit, admitted: _Admitted) -> None:
+        visit.exchange.headers += [
+            (name.encode(), value.encode()) for name, value in header_pairs(admitted.lease.states)
+        ]
+        visit.jobs = make_jobs(
+            visit.request_id, visit.request, admitted.model, visit.principal, admitted.prompts
+        )
+        now_us = unix_us(self.clock)
+        deadline_us = now_us + int(self.limits.request_timeout_s * 1e6)
+        event = admitted.account.opened(now_us, admitted.hold_nano_usd, deadline_us)
+        await self.usage_log.opened(event)
+
+    # --- the work --------------------------------------------------------------------------
+
+    async def _serve_admitted(self, visit: Visit, admitted: _Admitted) -> None:
+        sink = self._sink(visit, admitted.model)
+        ending: usage_pb2.Ending.ValueType = usage_pb2.ENDING_FAILED
+        try:
+            async with self._kept_alive(sink):
+                await self._answer(visit, sink)
+            ending = usage_pb2.ENDING_COMPLETED
+            if visit.answer is not None and visit.answer.is_blocked:
+                ending = usage_pb2.ENDING_OUTPUT_BLOCKED
+        except BaseException as error:
+            ending = self._ending(visit, error)
+            raise
+        finally:
+            with span("close"), self._stage("close"):
+                await asyncio.shield(self._later(self._close(visit, admitted, ending)))
+        await sink.end(total_usage(visit.jobs))
+
+    async def _answer(self, visit: Visit, sink: Sink) -> None:
+        deadline_s = visit.started_s + self.limits.request_timeout_s
+        check = await open_output_check(
+            self.output_guard, visit.principal, visit.request_id, self.metrics
+        )
+
+        def on_started(job: Job) -> None:
+            self._add_headers(visit, job)
+
+        visit.answer = Answer(self.generator, visit.jobs, check, sink, self.clock, on_started)
+        try:
+            async with asyncio.timeout(deadline_s - self.clock.now_s()):
+                await visit.answer.run(deadline_s)
+        except TimeoutError as error:
+            raise Deadline("The request took too long.") from error
+
+    def _sink(self, visit: Visit, model: ServedModel) -> StreamedAnswer | WholeAnswer:
+        form = answer_format(visit, model, self.clock)
+        if not visit.request.streaming.is_stream:
+            return WholeAnswer(visit.exchange, form)
+        return StreamedAnswer(
+            visit.exchange,
+            form,
+            visit.request.streaming,
+            lambda: total_usage(visit.jobs),
+            self.clock,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _kept_alive(self, sink: StreamedAnswer | WholeAnswer) -> AsyncIterator[None]:
+        if isinstance(sink, WholeAnswer):
+            yield
+            return
+        task = asyncio.create_task(sink.keep_alive(self.limits.keep_alive_s))
+        try:
+            yield
+        finally:
+            await cancel_and_wait(task)
+
+    def _add_headers(self, visit: Visit, job: Job) -> None:
+        elapsed_ms = (self.clock.now_s() - visit.started_s) * 1000
+        visit.exchange.headers += [
+            (b"openai-processing-ms", b"%d" % elapsed_ms),
+            (b"x-headrace-cached-tokens", b"%d" % cached_tokens(job.usage)),
+        ]
+        if job.replicas:
+            visit.exchange.headers.append(
+                (b"x-headrace-replica", job.replicas[-1].worker_id.encode())
+            )
+
+    # --- after the work --------------------------------------------------------------------
+
+    def _ending(self, visit: Visit, error: BaseException) -> usage_pb2.Ending.ValueType:
+        if visit.exchange.client_is_gone or isinstance(error, ClientGone):
+            return usage_pb2.ENDING_CLIENT_GONE
+        if isinstance(error, Deadline):
+            return usage_pb2.ENDING_DEADLINE
+        return usage_pb2.ENDING_FAILED
+
+    async def _close(
+        self, visit: Visit, admitted: _Admitted, ending: usage_pb2.Ending.ValueType
+    ) -> None:
+        usage = total_usage(visit.jobs)
+        event = admitted.account.closed(
+            unix_us(self.clock),
+            usage,
+            ending,
+            [ref for job in visit.jobs for ref in job.replicas],
+            estimated=any(not job.usage.prompt_tokens for job in visit.jobs),
+        )
+        now_s = self.clock.now_s()
+        event.duration_s = now_s - visit.started_s
+        if visit.answer is not None and visit.answer.first_text_s is not None:
+            event.ttft_s = visit.answer.first_text_s - visit.started_s
+            self.metrics.ttft_s.labels(visit.request.endpoint.value).observe(event.ttft_s)
+        counts = visit.principal.counts_cached_input
+        cached = cached_tokens(usage)
+        settling = self._later(
+            admitted.lease.settle(
+                Amounts(
+                    requests=1,
+                    input_tokens=usage.prompt_tokens - (0 if counts else cached),
+                    output_tokens=usage.output_tokens,
+                    cost_nano_usd=amount_nano_usd(admitted.account.price, usage),
+                )
+            )
+        )
+        try:
+            await self.usage_log.closed(event)
+        except Unavailable as error:
+            # Kept in memory and written once the disk takes it; the client's answer is complete.
+            self.metrics.degraded.labels("outbox").inc()
+            _log.warning("%s is closed, not yet on disk: %s", visit.request_id, error)
+        await asyncio.wait({settling}, timeout=_SETTLE_WAIT_S)
+        for kind, count in (
+            ("prompt", usage.prompt_tokens),
+            ("cached", cached),
+            ("output", usage.output_tokens),
+        ):
+            self.metrics.tokens.labels(kind).inc(count)
+
+    def _later(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run work that no cancellation of the request may reach."""
+        task = asyncio.create_task(work)
+        self._closings.add(task)
+        task.add_done_callback(self._closings.discard)
+        return task
+
+    @contextlib.contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        started_s = self.clock.now_s()
+        try:
+            yield
+        finally:
+            self.metrics.stage_s.labels(name).observe(self.clock.now_s() - started_s)
+
+
+def answer_format(visit: Visit, model: ServedModel, clock: Clock) -> AnswerFormat:
+    """Return the shapes of this request's answer."""
+    serial = visit.request_id.removeprefix("req_")
+    is_chat = visit.request.endpoint is Endpoint.CHAT
+    head = AnswerHead(
+        answer_id=("chatcmpl-" if is_chat else "cmpl-") + serial,
+        created_unix_s=int(clock.unix_s()),
+        model=model.card.model,
+        fingerprint="fp_" + model.card.fingerprint[:12],
+    )
+    return ChatFormat(head) if is_chat else CompletionFormat(head)

@@ -1,0 +1,71 @@
+"""Every knob of the gateway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from headrace_common.settings import RpcServiceSettings, config
+
+_ADDRESS = r"^[^\s:]+:\d{1,5}$"
+
+
+class GatewaySettings(RpcServiceSettings):
+    """Where the other services are, and the bounds of one request."""
+
+    prefix: ClassVar[str] = "HEADRACE_GATEWAY_"
+    model_config = config(prefix)
+
+    listen: str = Field(
+        "127.0.0.1:8080", pattern=_ADDRESS, description="host:port of the public HTTP API."
+    )
+    router_address: str = Field(
+        "127.0.0.1:7010", pattern=_ADDRESS, description="host:port of the router."
+    )
+    guard_address: str = Field(
+        "127.0.0.1:7030", pattern=_ADDRESS, description="host:port of the guard."
+    )
+    ratelimit_address: str = Field(
+        "127.0.0.1:7040", pattern=_ADDRESS, description="host:port of the rate limiter."
+    )
+    billing_address: str = Field(
+        "127.0.0.1:7050", pattern=_ADDRESS, description="host:port of billing."
+    )
+    kafka_bootstrap: str = Field(
+        "127.0.0.1:9092", description="host:port,... of Kafka brokers for usage events."
+    )
+    outbox_dir: Path = Field(
+        Path("outbox"), description="Folder of this process's usage log; survives restarts."
+    )
+    max_body_bytes: int = Field(
+        10 * 2**20, ge=1024, le=256 * 2**20, description="Largest request body. Bytes."
+    )
+    request_timeout_s: float = Field(
+        600.0, ge=1, le=86_400, description="Longest life of one request. Seconds."
+    )
+    keep_alive_s: float = Field(
+        10.0,
+        gt=0,
+        le=60,
+        description="A stream silent for so long gets a comment, so that proxies keep it. Seconds.",
+    )
+    slow_reader_s: float = Field(
+        30.0,
+        gt=0,
+        le=600,
+        description="A client that reads nothing for so long is cut off. Seconds.",
+    )
+    default_max_tokens: int = Field(
+        4096, ge=1, description="Most output tokens of a request that names no limit. Tokens."
+    )
+    max_attempts: int = Field(
+        4, ge=1, le=16, description="Most replicas tried for one request, resumes included."
+    )
+    guard_timeout_s: float = Field(
+        2.0, gt=0, le=60, description="Longest wait for a verdict on an input. Seconds."
+    )
+    admit_timeout_s: float = Field(
+        0.5, gt=0, le=10, description="Longest wait for an admission. Seconds."
+    )

@@ -1,0 +1,114 @@
+"""A streamed answer on the wire: order of events, comments against idle proxies, usage, the end.
+
+::
+
+    (opening delta* finish)+ per choice, interleaved --> [usage] --> [DONE]
+    : keep-alive                                          whenever nothing was sent for 10 s
+
+Nothing is sent, not even a status line, before there is something to say: the first event of a
+worker, or ten seconds of silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import orjson
+
+from headrace_common.clock import Clock
+from headrace_contracts.types.v1.types_pb2 import TokenUsage
+from headrace_contracts.worker.v1.worker_pb2 import TokenLogprob
+from headrace_gateway.answer_format import AnswerFormat, event, usage_json
+from headrace_gateway.api_request import StreamOptions
+from headrace_gateway.http_exchange import HttpExchange
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+_NO_USAGE, _NULL_USAGE = b"", b',"usage":null'
+
+
+class StreamedAnswer:
+    """Writes one answer as server-sent events.
+
+    Args:
+        exchange: the connection.
+        form: the endpoint's chunks.
+        options: whether usage is wanted.
+        usage: counts so far.
+        clock: time.
+    """
+
+    def __init__(
+        self,
+        exchange: HttpExchange,
+        form: AnswerFormat,
+        options: StreamOptions,
+        usage: Callable[[], TokenUsage],
+        clock: Clock,
+    ) -> None:
+        self._exchange, self._form, self._options = exchange, form, options
+        self._usage, self._clock = usage, clock
+        self._opened: set[int] = set()
+        self._waiting: list[bytes] = []
+        self._lock = asyncio.Lock()
+        self._last_sent_s = clock.now_s()
+
+    async def begin(self, num_choices: int) -> None:
+        """Send the status line and the openings."""
+        for choice_idx in range(num_choices):
+            self._open(choice_idx)
+        await self.flush()
+
+    def add_text(self, choice_idx: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> None:
+        """Queue text for the next `flush`."""
+        self._waiting.append(self._form.delta(choice_idx, text, logprobs, self._usage_part()))
+
+    def add_finish(self, choice_idx: int, reason: str) -> None:
+        """Queue a choice's end for the next `flush`."""
+        self._waiting.append(self._form.finish(choice_idx, reason, self._usage_part()))
+
+    async def flush(self) -> None:
+        """Send what is queued in one piece."""
+        waiting, self._waiting = b"".join(self._waiting), []
+        if waiting or not self._exchange.has_begun:
+            await self._send(waiting)
+
+    async def end(self, usage: TokenUsage) -> None:
+        """Send the usage, if asked for, and the end."""
+        last = self._form.usage_chunk(usage) if self._options.include_usage else b""
+        await self._send(last + DONE, is_last=True)
+
+    async def keep_alive(self, every_s: float) -> None:
+        """Send a comment whenever nothing was sent for *every_s*; until cancelled."""
+        while True:
+            silent_s = self._clock.now_s() - self._last_sent_s
+            if silent_s >= every_s:
+                await self._send(KEEP_ALIVE)
+            else:
+                await asyncio.sleep(every_s - silent_s)
+
+    def _open(self, choice_idx: int) -> None:
+        if choice_idx not in self._opened:
+            self._opened.add(choice_idx)
+            opening = self._form.opening(choice_idx)
+            if opening:
+                null = _NULL_USAGE if self._options.include_usage else _NO_USAGE
+                self._waiting.append(opening[:-3] + null + opening[-3:])
+
+    async def _send(self, events: bytes, *, is_last: bool = False) -> None:
+        async with self._lock:
+            if not self._exchange.has_begun:
+                await self._exchange.begin_stream()
+            self._last_sent_s = self._clock.now_s()
+            await self._exchange.send_events(events, is_last=is_last)
+
+    def _usage_part(self) -> bytes:
+        if self._options.continuous_usage:
+            return b',"usage":' + orjson.dumps(usage_json(self._usage()))
+        return _NULL_USAGE if self._options.include_usage else _NO_USAGE
+
+
+async def send_error_event(exchange: HttpExchange, body: bytes) -> None:
+    """End a stream that has begun with an error, then the end mark."""
+    await exchange.send_events(event(body) + DONE, is_last=True)

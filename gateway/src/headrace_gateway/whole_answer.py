@@ -1,0 +1,48 @@
+"""An answer that is collected and sent at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace_contracts.types.v1.types_pb2 import TokenUsage
+from headrace_contracts.worker.v1.worker_pb2 import TokenLogprob
+from headrace_gateway.answer_format import AnswerFormat, ChoiceAnswer
+from headrace_gateway.http_exchange import HttpExchange
+
+
+class WholeAnswer:
+    """Collects one answer and sends it as JSON.
+
+    Args:
+        exchange: the connection.
+        form: the endpoint's shape.
+    """
+
+    def __init__(self, exchange: HttpExchange, form: AnswerFormat) -> None:
+        self._exchange, self._form = exchange, form
+        self._choices: list[ChoiceAnswer] = []
+        self._texts: list[list[str]] = []
+
+    async def begin(self, num_choices: int) -> None:
+        """Make room for the choices."""
+        self._choices = [ChoiceAnswer() for _ in range(num_choices)]
+        self._texts = [[] for _ in range(num_choices)]
+
+    def add_text(self, choice_idx: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> None:
+        """Keep text."""
+        self._texts[choice_idx].append(text)
+        if logprobs:
+            self._choices[choice_idx].logprobs.extend(logprobs)
+
+    def add_finish(self, choice_idx: int, reason: str) -> None:
+        """Keep a choice's end."""
+        self._choices[choice_idx].finish_reason = reason
+
+    async def flush(self) -> None:
+        """Nothing is sent before the end."""
+
+    async def end(self, usage: TokenUsage) -> None:
+        """Send everything."""
+        for choice, texts in zip(self._choices, self._texts, strict=True):
+            choice.text = "".join(texts)
+        await self._exchange.send_json(200, self._form.whole(self._choices, usage))

@@ -1,0 +1,137 @@
+"""A real gateway on a free port, between fakes that speak their whole contracts."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+
+from headrace_common.lifecycle import Lifecycle
+from headrace_contracts.billing.v1 import billing_pb2
+from headrace_gateway.app import Gateway
+from headrace_gateway.settings import GatewaySettings
+from headrace_testing.fake_billing import FakeBilling, FakeBillingServer
+from headrace_testing.fake_worker import MODEL, FakeWorker, FakeWorkerServer
+from headrace_testing.fakes_gateway import (
+    GUARD,
+    RATE_LIMIT,
+    ROUTER,
+    FakeGuard,
+    FakeRateLimit,
+    FakeRouter,
+    FakeServer,
+    MemoryUsageLog,
+)
+from headrace_testing.waiting import eventually
+
+
+@dataclass
+class GatewayFleet:
+    """The gateway and everything around it."""
+
+    folder: Path
+    billing: FakeBilling = field(default_factory=FakeBilling)
+    router: FakeRouter = field(default_factory=FakeRouter)
+    guard: FakeGuard = field(default_factory=FakeGuard)
+    limiter: FakeRateLimit = field(default_factory=FakeRateLimit)
+    usage: MemoryUsageLog = field(default_factory=MemoryUsageLog)
+    settings: dict[str, Any] = field(default_factory=dict)
+    workers: list[FakeWorkerServer] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.lifecycle = Lifecycle()
+        self.api_key, self.key = self.billing.create_key()
+        self.router_server = FakeServer(ROUTER, self.router)
+        self.guard_server = FakeServer(GUARD, self.guard)
+        self.limiter_server = FakeServer(RATE_LIMIT, self.limiter)
+        self.gateway: Gateway
+        self._stack = AsyncExitStack()
+
+    async def start(self, num_workers: int = 1) -> None:
+        """Start everything; return once the gateway is ready."""
+        for idx in range(num_workers):
+            await self.add_worker(FakeWorker(worker_id=f"w{idx}"))
+        billing = await self._stack.enter_async_context(FakeBillingServer(self.billing))
+        for server in (self.router_server, self.guard_server, self.limiter_server):
+            await self._stack.enter_async_context(server)
+        settings = GatewaySettings(
+            listen="127.0.0.1:0",
+            metrics_listen="127.0.0.1:0",
+            router_address=self.router_server.address,
+            guard_address=self.guard_server.address,
+            ratelimit_address=self.limiter_server.address,
+            billing_address=billing.address,
+            outbox_dir=self.folder,
+            **{"drain_grace_s": 5.0, **self.settings},
+        )
+        self.gateway = Gateway(settings, self.lifecycle, usage_log=self.usage)
+        self.running = asyncio.create_task(self.gateway.run())
+        self._stack.push_async_callback(self.stop)
+        await eventually(lambda: self.running.done() or self.gateway.is_ready, within_s=10)
+
+    async def stop(self) -> None:
+        """Let the gateway drain; raise what it raised."""
+        self.lifecycle.stopping.set()
+        await self.running
+
+    async def add_worker(self, worker: FakeWorker) -> FakeWorkerServer:
+        """Start one more worker."""
+        server = await self._stack.enter_async_context(FakeWorkerServer(worker))
+        self.workers.append(server)
+        self.router.workers.append(server)
+        return server
+
+    async def close(self) -> None:
+        """Stop everything."""
+        await self._stack.aclose()
+
+    @property
+    def base_url(self) -> str:
+        """Where the gateway listens."""
+        return f"http://127.0.0.1:{self.gateway.port}"
+
+    def http(self, api_key: str | None = None) -> httpx.AsyncClient:
+        """An HTTP client with a key; empty = without."""
+        key = self.api_key if api_key is None else api_key
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx.AsyncClient(base_url=self.base_url, headers=headers, timeout=20)
+
+    def openai(self, api_key: str | None = None) -> openai.AsyncOpenAI:
+        """The SDK as an application uses it."""
+        return openai.AsyncOpenAI(
+            base_url=f"{self.base_url}/v1", api_key=api_key or self.api_key, max_retries=0
+        )
+
+    def new_key(self, **fields: Any) -> tuple[str, billing_pb2.Key]:
+        """One more key."""
+        return self.billing.create_key(**fields)
+
+    @property
+    def worker(self) -> FakeWorker:
+        """The first worker."""
+        return self.workers[0].worker
+
+    async def settled(self) -> None:
+        """Wait until nothing is open any more, anywhere."""
+
+        def is_quiet() -> bool:
+            return (
+                not self.usage.open_requests()
+                and not self.limiter.open_leases
+                and not +self.router.open_picks
+                and not any(server.worker.running for server in self.workers)
+            )
+
+        await eventually(is_quiet, within_s=3)
+
+
+def chat_body(content: Any = "hi", **fields: Any) -> dict[str, Any]:
+    """A chat request's body; a field given as `...` is left out."""
+    messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
+    body = {"model": MODEL, "messages": messages, "max_tokens": 200, **fields}
+    return {name: value for name, value in body.items() if value is not ...}
