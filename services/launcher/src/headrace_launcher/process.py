@@ -52,10 +52,13 @@ class ChildProcess:
         # A stopped (SIGSTOP) process would sleep through its SIGTERM.
         self._signal_group(signal.SIGCONT)
         try:
-            await asyncio.wait_for(self.wait(), grace_s)
+            async with asyncio.timeout(grace_s):
+                await self.wait()
         except TimeoutError:
             self._signal_group(signal.SIGKILL)
-            await asyncio.wait_for(self.wait(), _KILL_WAIT_S)
+            with contextlib.suppress(TimeoutError):  # stuck in the kernel: no signal helps
+                async with asyncio.timeout(_KILL_WAIT_S):
+                    await self.wait()
             return False
         return True
 

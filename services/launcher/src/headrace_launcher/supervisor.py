@@ -159,7 +159,8 @@ class Supervisor:
             if (delay_s := await self._run_once(child)) is None:
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(child.stopping.wait(), delay_s)
+                async with asyncio.timeout(delay_s):
+                    await child.stopping.wait()
 
     async def _run_once(self, child: _Child) -> float | None:
         """Run the process to its end; return the pause before the next one, None = no next one."""
