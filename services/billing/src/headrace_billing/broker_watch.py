@@ -2,7 +2,7 @@
 
 A Kafka client reconnects silently. That is harmless with a log on disk and wrong with one in
 memory: the new log may already be longer than the place where the old one was being read. So an
-idle connection is kept beside the client's own; when it ends, the log is compared before reading on.
+idle connection is kept beside the client's own; its end means: compare the log first.
 """
 
 from __future__ import annotations
