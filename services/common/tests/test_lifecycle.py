@@ -44,6 +44,22 @@ async def test_a_supervised_loop_goes_on_after_failures_and_says_so_once(
     assert caplog.text.count("no route") == 1
 
 
+async def test_a_cancelled_error_that_is_not_the_loops_own_does_not_end_it() -> None:
+    """Some libraries let the CancelledError of an inner task out."""
+    runs = 0
+
+    async def body() -> None:
+        nonlocal runs
+        runs += 1
+        raise asyncio.CancelledError
+
+    task = asyncio.create_task(supervise("pump", body, first_delay_s=0.001))
+    await eventually(lambda: runs >= 2)
+    task.cancel()
+    await asyncio.wait({task}, timeout=2)
+    assert task.cancelled()
+
+
 async def test_cancelling_waits_for_the_clean_up() -> None:
     cleaned = False
 

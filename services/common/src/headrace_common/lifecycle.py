@@ -81,6 +81,8 @@ async def supervise(
                 raise
             # Somebody else's, let out by a library (aiokafka's stop() does): no reason to end.
             text = "CancelledError from inside"
+            if on_failure is not None:
+                on_failure()
         except Exception as error:  # noqa: BLE001 - supervised loop: one failure must not end the service
             text = f"{type(error).__name__}: {error}"
             if on_failure is not None:
