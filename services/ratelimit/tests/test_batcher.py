@@ -1,0 +1,196 @@
+"""Tests of the way to Redis: batches, outages, callers that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import redis.asyncio
+from prometheus_client import CollectorRegistry
+
+from headrace_common.clock import SystemClock
+from headrace_common.errors import Internal
+from headrace_ratelimit.batcher import Batcher, StoreDownError
+from headrace_ratelimit.limiter import Amounts, Charge, Kind, Measure
+from headrace_ratelimit.metrics import RateLimitMetrics
+from headrace_ratelimit.plans import Place, Plan
+from headrace_ratelimit.store import Command, Script, admit_command, settle_command
+from headrace_testing.servers import LocalServer
+from headrace_testing.waiting import eventually, free_port
+
+pytestmark = pytest.mark.redis
+
+SLOT = Charge("slots", Kind.SLOTS, Measure.LEASES, 1000, 1)
+MONEY = Charge("money", Kind.TOTAL_BUDGET, Measure.COST, 10**9, 100)
+
+
+def admit(lease: str, tenant: str = "batcher", charge: Charge = SLOT) -> Command:
+    return admit_command(Plan(tenant, lease, 60_000_000, False, [charge], [Place(1, 1)]))
+
+
+@asynccontextmanager
+async def running(
+    url: str, timeout_s: float = 1.0, registry: CollectorRegistry | None = None
+) -> AsyncIterator[Batcher]:
+    metrics = RateLimitMetrics(registry or CollectorRegistry())
+    batcher = Batcher(url, timeout_s, SystemClock(), metrics)
+    await batcher.start()
+    try:
+        yield batcher
+    finally:
+        await batcher.close()
+
+
+def url_of(server: LocalServer) -> str:
+    return f"redis://127.0.0.1:{server.port}/0"
+
+
+async def test_simultaneous_calls_share_a_pipeline_and_get_their_own_answers(
+    redis_db_url: str,
+) -> None:
+    """Natural batching: what is ready goes together."""
+    registry = CollectorRegistry()
+    async with running(redis_db_url, registry=registry) as batcher:
+        replies = await asyncio.gather(*(batcher.call(admit(f"l{n}")) for n in range(200)))
+    used = [reply[3] for reply in replies]
+    assert used == list(range(1, 201))
+    batches = registry.get_sample_value("headrace_ratelimit_batch_calls_count")
+    assert batches <= 4
+
+
+async def test_a_caller_that_leaves_disturbs_nobody(redis_db_url: str) -> None:
+    """Its call runs to the end; the next reply on the connection is the next caller's."""
+    async with running(redis_db_url) as batcher:
+        gone = [asyncio.create_task(batcher.call(admit(f"gone{n}"))) for n in range(5)]
+        await asyncio.sleep(0)
+        for task in gone:
+            task.cancel()
+        replies = [await batcher.call(admit(f"here{n}")) for n in range(3)]
+        assert [reply[3] for reply in replies] == [6, 7, 8]
+
+
+async def test_a_frozen_server_delays_the_first_call_by_the_timeout_and_the_next_not_at_all(
+    own_redis: LocalServer,
+) -> None:
+    """The breaker bounds the time to decide, and closes by itself."""
+    registry = CollectorRegistry()
+    async with running(url_of(own_redis), 0.05, registry) as batcher:
+        await batcher.call(admit("before"))
+        own_redis.freeze()
+        try:
+            started_s = time.monotonic()
+            with pytest.raises(StoreDownError):
+                await batcher.call(admit("first"))
+            # Loose: the machine may be busy. The bound itself is 50 ms.
+            assert time.monotonic() - started_s < 1.0
+            started_s = time.monotonic()
+            for _ in range(20):
+                with pytest.raises(StoreDownError):
+                    await batcher.call(admit("next"))
+            assert time.monotonic() - started_s < 0.5
+            assert registry.get_sample_value("headrace_ratelimit_degraded") == 1
+        finally:
+            own_redis.thaw()
+        await eventually(lambda: batcher.is_up, within_s=10)
+        assert registry.get_sample_value("headrace_ratelimit_degraded") == 0
+        assert (await batcher.call(admit("after")))[0] == 1
+
+
+async def test_a_settlement_of_an_outage_runs_once_redis_is_back(own_redis: LocalServer) -> None:
+    """Kept though the caller was told, or left; booked exactly once."""
+    async with running(url_of(own_redis), 0.2) as batcher:
+        for lease in ("told", "left"):
+            await batcher.call(admit(lease, charge=MONEY))
+        settles = [
+            settle_command("batcher", lease, Amounts(cost_nano_usd=30), [])
+            for lease in ("told", "left")
+        ]
+        own_redis.freeze()
+        try:
+            left = asyncio.create_task(batcher.call(settles[1], must_run=True))
+            with pytest.raises(StoreDownError):
+                await batcher.call(settles[0], must_run=True)
+            left.cancel()
+            with pytest.raises((asyncio.CancelledError, StoreDownError)):
+                await left
+        finally:
+            own_redis.thaw()
+        await eventually(lambda: batcher.is_up, within_s=10)
+    async with redis.asyncio.Redis.from_url(url_of(own_redis)) as client:
+        budget = await client.hgetall("hr:rl:{batcher}:money:all")
+    assert budget == {b"held": b"0", b"spent": b"60"}
+
+
+async def test_a_server_that_comes_back_empty_gets_the_scripts_again(
+    own_redis: LocalServer,
+) -> None:
+    """Scripts are not kept over a restart."""
+    async with running(url_of(own_redis)) as batcher:
+        await batcher.call(admit("before"))
+        own_redis.kill()
+        own_redis.start()
+
+        async def answers() -> bool:
+            try:
+                return (await batcher.call(admit("after")))[0] == 1
+            except StoreDownError:
+                return False
+
+        await eventually(answers, within_s=10)
+
+
+async def test_scripts_that_were_flushed_are_loaded_within_the_call(own_redis: LocalServer) -> None:
+    """SCRIPT FLUSH costs nobody an answer."""
+    async with running(url_of(own_redis)) as batcher:
+        await batcher.call(admit("before"))
+        async with redis.asyncio.Redis.from_url(url_of(own_redis)) as client:
+            await client.script_flush()
+        assert (await batcher.call(admit("after")))[0] == 1
+        assert batcher.is_up
+
+
+async def test_starts_without_a_server_and_connects_when_there_is_one(
+    own_redis: LocalServer,
+) -> None:
+    """A dependency that is down at the start does not stop a service."""
+    own_redis.kill()
+    async with running(url_of(own_redis)) as batcher:
+        with pytest.raises(StoreDownError):
+            await batcher.call(admit("early"))
+        own_redis.start()
+        await eventually(lambda: batcher.is_up, within_s=10)
+
+
+async def test_a_failing_script_fails_its_caller_only(redis_db_url: str) -> None:
+    """Bad data under one tenant's key is no outage."""
+    async with redis.asyncio.Redis.from_url(redis_db_url) as client:
+        await client.set("hr:rl:{bad}:leases", "not a sorted set")
+    async with running(redis_db_url) as batcher:
+        bad, good = await asyncio.gather(
+            batcher.call(admit("x", "bad")), batcher.call(admit("x")), return_exceptions=True
+        )
+        assert isinstance(bad, Internal)
+        assert good[0] == 1
+        assert batcher.is_up
+
+
+async def test_money_of_a_lease_granted_without_redis_is_booked_once(redis_db_url: str) -> None:
+    """The settlement names the budgets; a repeat changes nothing."""
+    command = settle_command(
+        "batcher", "foreign", Amounts(cost_nano_usd=7), [(Kind.TOTAL_BUDGET, "money")]
+    )
+    async with running(redis_db_url) as batcher:
+        assert [await batcher.call(command) for _ in range(2)] == [0, 0]
+    async with redis.asyncio.Redis.from_url(redis_db_url) as client:
+        assert await client.hget("hr:rl:{batcher}:money:all", "spent") == b"7"
+
+
+async def test_a_port_that_nobody_listens_on_is_reported_once_and_retried() -> None:
+    """The state is visible and calls fail at once."""
+    async with running(f"redis://127.0.0.1:{free_port()}/0") as batcher:
+        assert not batcher.is_up
+        with pytest.raises(StoreDownError):
+            await batcher.call(Command(Script.RENEW, "hr:rl:{t}", [0, 1]))

@@ -1,0 +1,88 @@
+"""Tests of what is granted while Redis is away."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
+from headrace_ratelimit.degraded import LocalShare
+from headrace_ratelimit.limiter import Amounts, Decision, Kind, Outcome, State
+from headrace_ratelimit.plans import Plan, plan_of
+from headrace_testing.clock import FakeClock
+
+ADMITTED, DENIED = pb.AdmitResponse.OUTCOME_ADMITTED, pb.AdmitResponse.OUTCOME_DENIED
+
+
+def plan(lease: str = "l", cost: int = 0, *, prepaid: bool = False, **limits: int) -> Plan:
+    return plan_of(
+        pb.AdmitRequest(
+            lease_id=lease,
+            tenant_id="acme",
+            scopes=[pb.Scope(level=pb.LEVEL_KEY, scope_id="k", limits=pb.Limits(**limits))],
+            reserve=pb.Amounts(requests=1, cost_nano_usd=cost),
+            lease_ms=60_000,
+            prepaid=prepaid,
+        )
+    )
+
+
+@pytest.mark.parametrize(("num_replicas", "admitted"), [(1, 12), (4, 3)])
+def test_rates_go_by_this_replicas_share(
+    clock: FakeClock, num_replicas: int, admitted: int
+) -> None:
+    """All replicas together grant about the limit, and go on refilling."""
+    local = LocalShare(num_replicas, 0.05, clock)
+    answers = [local.admit(plan(f"l{n}", requests_per_minute=12)) for n in range(20)]
+    assert [a.outcome for a in answers].count(ADMITTED) == admitted
+    assert all(answer.degraded for answer in answers)
+    clock.advance(60)
+    assert local.admit(plan("later", requests_per_minute=12)).outcome == ADMITTED
+
+
+def test_prepaid_money_is_refused_and_prepaid_without_a_budget_is_not(clock: FakeClock) -> None:
+    """What cannot be checked is not lent; where there is nothing to check, nothing is refused."""
+    local = LocalShare(1, 0.05, clock)
+    refused = local.admit(plan(prepaid=True, total_budget_nano_usd=10**9))
+    assert refused.outcome == pb.AdmitResponse.OUTCOME_UNAVAILABLE
+    assert refused.degraded
+    assert local.admit(plan(prepaid=True, requests_per_minute=5)).outcome == ADMITTED
+
+
+def test_postpaid_keys_spend_at_most_the_overdraft(clock: FakeClock) -> None:
+    """5 % of 1000, no more, though each request alone would be small."""
+    local = LocalShare(1, 0.05, clock)
+    answers = [local.admit(plan(f"l{n}", 20, month_budget_nano_usd=1000)) for n in range(5)]
+    assert [a.outcome for a in answers] == [ADMITTED, ADMITTED, DENIED, DENIED, DENIED]
+    local.settle("acme", "l0", Amounts(cost_nano_usd=10))
+    assert local.admit(plan("more", 20, month_budget_nano_usd=1000)).outcome == ADMITTED
+
+
+def test_no_more_is_lent_than_was_left_when_redis_last_said_so(clock: FakeClock) -> None:
+    """An exhausted budget stays exhausted in an outage."""
+    local = LocalShare(1, 0.5, clock)
+    it = plan(cost=10, month_budget_nano_usd=1000)
+    local.note(it, Decision(Outcome.ADMITTED, -1, 0, [State(5, 0)]))
+    assert local.admit(it).outcome == DENIED
+
+
+def test_a_lease_granted_here_names_the_budgets_to_book_it_to_once(clock: FakeClock) -> None:
+    """Money spent in an outage reaches Redis afterwards."""
+    local = LocalShare(1, 0.5, clock)
+    it = plan(cost=10, month_budget_nano_usd=1000, requests_per_minute=5)
+    local.admit(it)
+    assert local.owns("acme", "l")
+    foreign = local.settle("acme", "l", Amounts(cost_nano_usd=10))
+    assert foreign == [(Kind.MONTH_BUDGET, it.charges[1].name)]
+    assert local.settle("acme", "l", Amounts(cost_nano_usd=10)) is None
+
+
+def test_slots_are_kept_by_renewal_and_freed_by_expiry(clock: FakeClock) -> None:
+    """Leases live as they do in Redis."""
+    local = LocalShare(1, 0.5, clock)
+    assert local.admit(plan("a", max_concurrent=1)).outcome == ADMITTED
+    clock.advance(50)
+    local.renew("acme", ["a"], 60_000_000)
+    clock.advance(50)
+    assert local.admit(plan("b", max_concurrent=1)).outcome == DENIED
+    clock.advance(11)
+    assert local.admit(plan("b", max_concurrent=1)).outcome == ADMITTED
