@@ -22,7 +22,7 @@ def test_reads_sizes_from_a_hf_config() -> None:
     assert (config.num_layers, config.hidden_size, config.ffn_size) == (2, 64, 96)
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 16)
     assert (config.context_tokens, config.eos_token_ids, config.bos_token_id) == (256, (2, 0), 1)
-    assert config.kv_values_per_token == 2 * 2 * 2 * 16
+    assert config.kv_bytes_per_token == 4 * 2 * 2 * 2 * 16
 
 
 def test_missing_optional_fields_have_their_usual_meaning() -> None:

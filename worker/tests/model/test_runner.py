@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -129,3 +130,12 @@ def test_unknown_backend_is_refused(folder: Path) -> None:
         ModelRunner(folder, num_blocks=1, backend="triton")
     with pytest.raises(InvalidRequest, match="abacus"):
         ModelRunner(folder, num_blocks=1, backend="abacus")
+
+
+def test_unused_blocks_take_no_memory(folder: Path) -> None:
+    """A pool of 4 GiB costs next to nothing until its blocks are used."""
+    process = psutil.Process()
+    before = process.memory_info().rss
+    big = ModelRunner(folder, num_blocks=(4 << 30) // (S * 512))
+    big.forward([Row(ids_of(1, 20), 0, [0, big.num_blocks - 1], 1)])
+    assert process.memory_info().rss - before < 64 << 20

@@ -37,12 +37,15 @@ class PrefillRow:
         end: one past the last.
         context_tokens: tokens of the row once these are in, so its last token sees that many.
         block_ids: (ceil(context_tokens / S),) the row's blocks.
+        bias: (end - start, context_tokens) 0 where a token sees a position, -inf where not; None
+            where the run is the whole context and so plainly causal.
     """
 
     start: int
     end: int
     context_tokens: int
     block_ids: torch.Tensor
+    bias: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -123,15 +126,15 @@ def _attend_decode(q: torch.Tensor, kv: torch.Tensor, group: DecodeGroup) -> tor
 
 
 def _attend_prefill(q: torch.Tensor, kv: torch.Tensor, row: PrefillRow) -> torch.Tensor:
-    num_new = row.end - row.start
     k, v = (_gather(pool, row.block_ids, 1)[:, :, : row.context_tokens] for pool in kv)
-    queries = q.transpose(0, 1).unsqueeze(0)
-    if num_new == row.context_tokens:
-        out = F.scaled_dot_product_attention(queries, k, v, is_causal=True, enable_gqa=True)
-    else:
-        first = row.context_tokens - num_new
-        seen = torch.ones(num_new, row.context_tokens, dtype=torch.bool).tril(diagonal=first)
-        out = F.scaled_dot_product_attention(queries, k, v, attn_mask=seen, enable_gqa=True)
+    out = F.scaled_dot_product_attention(
+        q.transpose(0, 1).unsqueeze(0),
+        k,
+        v,
+        attn_mask=row.bias,
+        is_causal=row.bias is None,
+        enable_gqa=True,
+    )
     return out.squeeze(0).transpose(0, 1)
 
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from headrace_worker.kernels.reference import AttentionPlan, DecodeGroup, PrefillRow
+
+_BlockIds = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class _Placed:
 
     token_idx: int
     context_tokens: int
-    block_ids: np.ndarray[tuple[int], np.dtype[np.int64]]
+    block_ids: _BlockIds
 
 
 def build_batch(rows: Sequence[Row], block_size: int) -> Batch:
@@ -75,7 +78,7 @@ def build_batch(rows: Sequence[Row], block_size: int) -> Batch:
         if num_new == 1:
             single.append(_Placed(start, context, table))
         else:
-            prefill.append(PrefillRow(start, start + num_new, context, torch.from_numpy(table)))
+            prefill.append(_prefill_row(start, num_new, context, table))
     plan = AttentionPlan(
         slots=torch.from_numpy(np.concatenate(slots)),
         decode=_decode_groups(single, block_size),
@@ -87,6 +90,16 @@ def build_batch(rows: Sequence[Row], block_size: int) -> Batch:
         plan=plan,
         logit_idx=torch.from_numpy(np.concatenate(logit_idx)),
     )
+
+
+def _prefill_row(start: int, num_new: int, context_tokens: int, table: _BlockIds) -> PrefillRow:
+    bias = None
+    if num_new < context_tokens:
+        is_future = torch.arange(context_tokens) > torch.arange(num_new).unsqueeze(1) + (
+            context_tokens - num_new
+        )
+        bias = torch.zeros(is_future.shape).masked_fill_(is_future, float("-inf"))
+    return PrefillRow(start, start + num_new, context_tokens, torch.from_numpy(table), bias)
 
 
 def _decode_groups(rows: Sequence[_Placed], block_size: int) -> list[DecodeGroup]:

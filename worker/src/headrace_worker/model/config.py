@@ -88,9 +88,9 @@ class ModelConfig:
             raise InvalidRequest(f"head size {self.head_dim} is odd; RoPE needs pairs")
 
     @property
-    def kv_values_per_token(self) -> int:
-        """Numbers kept per token over all layers, keys and values together."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+    def kv_bytes_per_token(self) -> int:
+        """KV memory per token over all layers, float32 keys and values."""
+        return 4 * 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
     @property
     def num_parameters(self) -> int:

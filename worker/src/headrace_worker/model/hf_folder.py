@@ -20,7 +20,6 @@ from headrace_worker.model.info import ModelInfo
 from headrace_worker.model.weights import LoadedModel, assemble, tensor_plan
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
-_KV_BYTES_PER_VALUE = 4
 
 
 def load_hf_folder(folder: Path) -> LoadedModel:
@@ -96,7 +95,7 @@ def _info(
         add_bos=config.add_bos,
         tokenizer_json=tokenizer_json,
         special_tokens=_special_tokens(tokenizer_config),
-        kv_bytes_per_token=config.kv_values_per_token * _KV_BYTES_PER_VALUE,
+        kv_bytes_per_token=config.kv_bytes_per_token,
         created_unix_s=int(files[0].stat().st_mtime),
     )
 

@@ -28,7 +28,6 @@ MANIFEST = "headrace_model.json"
 WEIGHTS = "model.safetensors"
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
-_KV_BYTES_PER_VALUE = 4
 # Rows start on cache lines.
 _ALIGNMENT_BYTES = 64
 
@@ -84,7 +83,7 @@ def load_prepared_folder(folder: Path) -> LoadedModel:
         add_bos=config.add_bos,
         tokenizer_json=(folder / TOKENIZER).read_bytes(),
         special_tokens=values["special_tokens"],
-        kv_bytes_per_token=config.kv_values_per_token * _KV_BYTES_PER_VALUE,
+        kv_bytes_per_token=config.kv_bytes_per_token,
         created_unix_s=values["created_unix_s"],
     )
     return LoadedModel(config, weights, info)

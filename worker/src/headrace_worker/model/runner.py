@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from headrace_common.blocks import BLOCK_SIZE_TOKENS
@@ -28,8 +29,8 @@ _WARM_UP_TOKENS = 8
 class ModelRunner:
     """Runs batches over a paged KV pool that it owns.
 
-    The pool is zero-filled lazily by the operating system: memory is taken when blocks are first
-    used. A row's result does not depend on what else is in the batch, beyond float32 rounding.
+    The pool takes memory when its blocks are first used. A row's result does not depend on what
+    else is in the batch, beyond float32 rounding.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class ModelRunner:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._model = Llama(loaded.config, loaded.weights, kernels_for(backend))
-        self._kv = torch.zeros(
+        self._kv = _lazy_zeros(
             loaded.config.num_layers,
             2,
             num_blocks,
@@ -95,3 +96,8 @@ class ModelRunner:
         self.forward([Row(tokens, 0, [0], 1)])
         self.forward([Row([0], len(tokens), [0], 1)])
         self._kv[:, :, 0].zero_()
+
+
+def _lazy_zeros(*shape: int) -> torch.Tensor:
+    # torch.zeros writes every page; numpy leaves that to the kernel until a page is used.
+    return torch.from_numpy(np.zeros(shape, dtype=np.float32))
