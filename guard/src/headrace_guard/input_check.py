@@ -77,7 +77,7 @@ def _matches(plan: Plan, part: Part, deadline: Deadline) -> Iterator[Match]:
 
 def _redacted(parts: Sequence[Part], findings: Sequence[Finding], action: Action) -> dict[int, str]:
     spans: dict[int, list[Finding]] = {}
-    if action in (Action.BLOCK, Action.UNAVAILABLE):
+    if action is Action.BLOCK:
         return {}
     for finding in findings:
         if finding.action is Action.REDACT:

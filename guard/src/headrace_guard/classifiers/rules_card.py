@@ -5,7 +5,7 @@ from stdnum import luhn
 from headrace_guard.classifiers.pattern import Chars, Edge, Repeat, Seq, maybe
 from headrace_guard.classifiers.rule import Rule
 
-_MIN_DIGITS, _MAX_DIGITS = 12, 19
+_MIN_DIGITS, _MAX_DIGITS = 13, 19
 # First and last issuer prefix (of equal length) and the lengths in use.
 _ISSUERS: tuple[tuple[str, str, frozenset[int]], ...] = (
     ("4", "4", frozenset({13, 16, 19})),  # Visa
@@ -20,9 +20,12 @@ _ISSUERS: tuple[tuple[str, str, frozenset[int]], ...] = (
     ("38", "39", frozenset(range(16, 20))),
     ("3528", "3589", frozenset(range(16, 20))),  # JCB
     ("62", "62", frozenset(range(16, 20))),  # UnionPay
-    ("50", "50", frozenset(range(12, 20))),  # Maestro
-    ("56", "58", frozenset(range(12, 20))),
-    ("60", "69", frozenset(range(12, 20))),
+    ("5018", "5018", frozenset(range(16, 20))),  # Maestro; shorter ones are history
+    ("5020", "5020", frozenset(range(16, 20))),
+    ("5038", "5038", frozenset(range(16, 20))),
+    ("5893", "5893", frozenset(range(16, 20))),
+    ("6304", "6304", frozenset(range(16, 20))),
+    ("6759", "6763", frozenset(range(16, 20))),
 )
 
 

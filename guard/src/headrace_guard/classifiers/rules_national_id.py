@@ -9,7 +9,7 @@ from stdnum.in_ import aadhaar
 from stdnum.it import codicefiscale
 from stdnum.us import ssn
 
-from headrace_guard.classifiers.pattern import Chars, Edge, Repeat, Seq, Text, maybe
+from headrace_guard.classifiers.pattern import Chars, Edge, Repeat, Seq, Text, maybe, words
 from headrace_guard.classifiers.rule import Check, Rule
 
 _NUMBER_PART = r"A-Za-z0-9_.\-"
@@ -17,6 +17,11 @@ _NUMBER_PART = r"A-Za-z0-9_.\-"
 
 def _all_or_nothing(is_valid: Callable[[str], bool]) -> Check:
     return lambda candidate: (0, len(candidate)) if is_valid(candidate) else None
+
+
+def _check_aadhaar(candidate: str) -> tuple[int, int] | None:
+    start = next(at for at, char in enumerate(candidate) if char.isdigit())
+    return (start, len(candidate)) if aadhaar.is_valid(candidate[start:]) else None
 
 
 # Area 000, 666 and 9xx, group 00 and serial 0000 were never given out; stdnum knows.
@@ -59,11 +64,17 @@ BR_CPF = Rule(
     check=_all_or_nothing(cpf.is_valid),
     not_after=_NUMBER_PART,
 )
+# Three groups of four are too common: the number counts only where it is called by its name.
 IN_AADHAAR = Rule(
     "pii.in_aadhaar",
-    Seq(Repeat(Seq(Chars("0-9", 4), Chars(r" \-")), 2, 2), Chars("0-9", 4), Edge()),
-    check=_all_or_nothing(aadhaar.is_valid),
-    not_after=_NUMBER_PART,
+    Seq(
+        words("aadhaar", "aadhar", "uidai", ignores_case=True),
+        Chars("A-Za-z .:#-", 0, 20),
+        Repeat(Seq(Chars("0-9", 4), Chars(r" \-", 0, 1)), 2, 2),
+        Chars("0-9", 4),
+        Edge(),
+    ),
+    check=_check_aadhaar,
 )
 FR_NIR = Rule(
     "pii.fr_nir",
