@@ -1,0 +1,1 @@
+"""The router: picks a replica for a request."""

@@ -1,0 +1,151 @@
+"""Composition root of the router."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+
+from headrace_common.clock import Clock
+from headrace_common.kv_index import IndexKeys
+from headrace_common.lifecycle import Lifecycle, cancel_and_wait, supervise
+from headrace_common.metrics import ObservabilityServer, RpcMetrics, new_registry
+from headrace_common.redis_client import background_client
+from headrace_common.rpc_server import RpcServer
+from headrace_common.settings import split_address
+from headrace_contracts.router.v1 import router_pb2
+from headrace_router.decisions import RecentDecisions
+from headrace_router.discovery import Discovery, resolve_host
+from headrace_router.dispatcher import Dispatcher
+from headrace_router.index_feed import IndexFeed
+from headrace_router.load_guard import LoadBook
+from headrace_router.metrics import RouterMetrics
+from headrace_router.mirror import PrefixMirror
+from headrace_router.pick import Pipeline
+from headrace_router.policy_file import load_policy_file
+from headrace_router.prediction import PrefillPredictor
+from headrace_router.replicas import ReplicaTable
+from headrace_router.server import RouterServicer
+from headrace_router.settings import RouterSettings
+from headrace_router.speculative import InFlightBlocks
+from headrace_router.watch import WorkerWatch
+
+DESCRIPTOR = router_pb2.DESCRIPTOR.services_by_name["Router"]
+# How often readiness is looked at: a frozen worker shows by time alone.
+_CHECK_S = 0.25
+
+
+class RouterApp:
+    """The running service. Tests start it in-process; `__main__` starts it as a process.
+
+    Two notions of readiness: the router is *ready* while it can route, that is while some replica
+    may be picked; the index is *warm* once it was read whole (a metric). A cold index makes
+    answers slower, never wrong, so it does not hold back readiness.
+
+    Args:
+        settings: all knobs.
+        clock: the service's time.
+        keys: Redis key names.
+    """
+
+    def __init__(
+        self, settings: RouterSettings, clock: Clock, keys: IndexKeys | None = None
+    ) -> None:
+        policy_file = load_policy_file(settings.policy_file)
+        registry = new_registry()
+        self.lifecycle, self._settings, self._clock = Lifecycle(), settings, clock
+        self.metrics = RouterMetrics(registry)
+        self.table, self.mirror = ReplicaTable(), PrefixMirror()
+        self.loads = LoadBook(InFlightBlocks())
+        self._predictor = PrefillPredictor(policy_file.pick.default_prefill_tokens_per_s)
+        self._redis = background_client(settings.redis_url)
+        self.feed = IndexFeed(
+            self._redis,
+            keys or IndexKeys(),
+            self.mirror,
+            clock,
+            self.metrics,
+            settings.index_audit_interval_s,
+        )
+        self._dispatcher = Dispatcher(
+            Pipeline(self.table, self.mirror, self.loads, self._predictor),
+            self.loads,
+            self._predictor,
+            policy_file,
+            clock,
+            Random(settings.random_seed),  # noqa: S311 - spreads load, guards nothing
+            self.metrics,
+        )
+        self.table.on_change(self._dispatcher.notice_change)
+        servicer = RouterServicer(
+            self._dispatcher,
+            self.table,
+            RecentDecisions(settings.max_recent_decisions),
+            clock,
+            self.feed.staleness_s,
+        )
+        self.rpc = RpcServer(settings.listen, [(DESCRIPTOR, servicer)], RpcMetrics(registry))
+        host, port = split_address(settings.metrics_listen)
+        self._observability = ObservabilityServer(
+            host, port, registry, lambda: self.lifecycle.is_ready
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def metrics_port(self) -> int:
+        """Where /metrics is."""
+        return self._observability.port
+
+    async def start(self) -> None:
+        """Serve. Redis and workers may still be down.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        await self.rpc.start()
+        discovery = Discovery(
+            self._settings.worker_entries(),
+            self.table,
+            self._watch,
+            resolve=resolve_host,
+            resolve_interval_s=self._settings.resolve_interval_s,
+            on_failure=self.metrics.watch_failures.inc,
+        )
+        self._supervise("discovery", discovery.run)
+        self._supervise("index feed", self.feed.follow, self.metrics.index_failures.inc)
+        self._supervise("index sweep", self.feed.sweep)
+        self._supervise("queues", self._dispatcher.run)
+        self._supervise("readiness", self._watch_readiness)
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Refuse new picks, let running calls end for a while, then stop."""
+        self.lifecycle.stopping.set()
+        await self.rpc.stop(self._settings.drain_grace_s if grace_s is None else grace_s)
+        await cancel_and_wait(*self._tasks)
+        await self._redis.aclose()
+        self._observability.close()
+
+    def _supervise(
+        self,
+        name: str,
+        body: Callable[[], Awaitable[None]],
+        on_failure: Callable[[], None] | None = None,
+    ) -> None:
+        supervised = supervise(name, body, max_delay_s=1.0, on_failure=on_failure)
+        self._tasks.append(asyncio.create_task(supervised))
+
+    async def _watch(self, address: str) -> None:
+        await WorkerWatch(address, self.table, self.loads, self._clock).follow()
+
+    async def _watch_readiness(self) -> None:
+        while True:
+            now_s = self._clock.now_s()
+            everyone = self.table.all()
+            num_ready = sum(replica.is_ready(now_s) for replica in everyone)
+            self.metrics.replicas.labels("ready").set(num_ready)
+            self.metrics.replicas.labels("not_ready").set(len(everyone) - num_ready)
+            if (num_ready > 0) != self.lifecycle.is_ready and not self.lifecycle.stopping.is_set():
+                self.lifecycle.set_ready(num_ready > 0)
+                await self.rpc.set_ready(num_ready > 0)
+            self._predictor.forget({replica.key for replica in everyone})
+            await asyncio.sleep(_CHECK_S)

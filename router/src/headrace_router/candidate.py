@@ -1,0 +1,60 @@
+"""Pure: what is asked of the router, and one replica as seen for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace_common.kv_index import ReplicaKey
+from headrace_router.replicas import Replica
+
+# Classes of service, as in the contract.
+BATCH, STANDARD, HIGH = 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One request for a replica."""
+
+    request_id: str
+    model: str
+    # Block hashes of the prompt as the mirror keeps them, first block first.
+    chain: tuple[int, ...] = ()
+    block_size_tokens: int = 16
+    prompt_tokens: int = 1
+    expected_output_tokens: int = 0
+    priority: int = STANDARD
+    excluded: frozenset[ReplicaKey] = frozenset()
+    tenant_id: str = ""
+    session_id: str = ""
+
+    def cached_tokens(self, hit_blocks: int) -> int:
+        """Prompt tokens that need no prefill; the last one is always computed."""
+        return min(hit_blocks * self.block_size_tokens, self.prompt_tokens - 1)
+
+
+@dataclass(slots=True)
+class Candidate:
+    """One replica as seen for one query."""
+
+    replica: Replica
+    # Name of the filter that dropped it; empty = it passed all.
+    filtered_by: str = ""
+    hit_blocks: int = 0
+    uncached_tokens: int = 0
+    # Predicted seconds of prefill: queued before this request, and its own.
+    backlog_s: float = 0.0
+    own_s: float = 0.0
+    load_tokens: int = 0
+    # For explanations.
+    scores: dict[str, float] = field(default_factory=dict)
+    total_score: float = 0.0
+
+    @property
+    def key(self) -> ReplicaKey:
+        """The replica's identity."""
+        return self.replica.key
+
+    @property
+    def predicted_ttft_s(self) -> float:
+        """Backlog and own prefill."""
+        return self.backlog_s + self.own_s

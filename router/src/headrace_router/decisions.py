@@ -1,0 +1,80 @@
+"""Pure: recent decisions, as messages: why a request went where it went."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from headrace_contracts.router.v1.router_pb2 import Candidate as CandidateMessage
+from headrace_contracts.router.v1.router_pb2 import Decision
+from headrace_router.candidate import Candidate, Query
+from headrace_router.pick import Choice
+
+# Candidates told per decision. A message with 256 of them would cost more than the choice itself.
+MAX_CANDIDATES = 32
+
+
+class RecentDecisions:
+    """The last decisions by request id; a later attempt of a request replaces the earlier one.
+
+    Args:
+        max_decisions: how many are kept.
+    """
+
+    def __init__(self, max_decisions: int) -> None:
+        self._max_decisions = max_decisions
+        # Serialised: a tenth of the memory of message objects.
+        self._decisions: OrderedDict[str, bytes] = OrderedDict()
+
+    def add(self, decision: Decision) -> None:
+        """Keep a decision; the oldest one is forgotten."""
+        self._decisions.pop(decision.request_id, None)
+        self._decisions[decision.request_id] = decision.SerializeToString()
+        if len(self._decisions) > self._max_decisions:
+            self._decisions.popitem(last=False)
+
+    def get(self, request_id: str) -> Decision | None:
+        """Return the last decision for a request, or None once forgotten."""
+        stored = self._decisions.get(request_id)
+        return None if stored is None else Decision.FromString(stored)
+
+
+def to_message(
+    query: Query, choice: Choice, *, queue_s: float, index_staleness_s: float
+) -> Decision:
+    """Render a choice with its reasons."""
+    chosen = choice.chosen
+    return Decision(
+        request_id=query.request_id,
+        replica=chosen.key.to_ref(),
+        address=chosen.replica.address,
+        predicted_hit_blocks=chosen.hit_blocks,
+        predicted_ttft_s=chosen.predicted_ttft_s,
+        queue_s=queue_s,
+        policy=choice.policy.name,
+        candidates=[_candidate(one) for one in _told(choice)],
+        index_staleness_s=index_staleness_s,
+        load_staleness_s=choice.load_staleness_s,
+    )
+
+
+def _told(choice: Choice) -> list[Candidate]:
+    """The chosen one, the next best, then those that were dropped."""
+    ranked = sorted(
+        choice.candidates,
+        key=lambda one: (one is not choice.chosen, one.filtered_by != "", -one.total_score),
+    )
+    return ranked[:MAX_CANDIDATES]
+
+
+def _candidate(one: Candidate) -> CandidateMessage:
+    message = CandidateMessage(
+        replica=one.key.to_ref(),
+        filtered_by=one.filtered_by,
+        hit_blocks=one.hit_blocks,
+        load_tokens=one.load_tokens,
+        scores=one.scores,
+        total_score=one.total_score,
+    )
+    message.scores["backlog_s"] = one.backlog_s
+    message.scores["own_s"] = one.own_s
+    return message

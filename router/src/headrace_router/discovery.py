@@ -1,0 +1,104 @@
+"""Which workers there are: a fixed list, or every address that a name resolves to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from headrace_common.lifecycle import cancel_and_wait, supervise
+from headrace_common.settings import split_address
+from headrace_router.replicas import ReplicaTable
+from headrace_router.settings import DNS_PREFIX
+
+_log = logging.getLogger(__name__)
+# A restarted worker is found again within this time.
+_MAX_RETRY_S = 1.0
+Resolve = Callable[[str, int], Awaitable[set[str]]]
+
+
+class Discovery:
+    """Keeps one supervised watch per worker address.
+
+    Args:
+        entries: ``host:port``, or ``dns:host:port`` for all addresses of a name.
+        table: addresses that vanish are removed from it.
+        follow: follows one address until its connection ends.
+        resolve: addresses of a host name, as ``host:port``.
+        resolve_interval_s: time between two look-ups.
+        on_failure: called whenever a connection ended or could not be made.
+    """
+
+    def __init__(
+        self,
+        entries: list[str],
+        table: ReplicaTable,
+        follow: Callable[[str], Awaitable[None]],
+        *,
+        resolve: Resolve,
+        resolve_interval_s: float,
+        on_failure: Callable[[], None],
+    ) -> None:
+        self._fixed = {entry for entry in entries if not entry.startswith(DNS_PREFIX)}
+        names = [e.removeprefix(DNS_PREFIX) for e in entries if e.startswith(DNS_PREFIX)]
+        self._names = [split_address(name) for name in names]
+        self._table, self._follow, self._resolve = table, follow, resolve
+        self._resolve_interval_s, self._on_failure = resolve_interval_s, on_failure
+        self._watches: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Watch until cancelled, then stop every watch."""
+        try:
+            self._start(self._fixed)
+            while True:
+                if self._names:
+                    await self._look_up()
+                await asyncio.sleep(self._resolve_interval_s)
+        finally:
+            await cancel_and_wait(*self._watches.values())
+            self._watches.clear()
+
+    async def _look_up(self) -> None:
+        wanted = set(self._fixed)
+        for host, port in self._names:
+            try:
+                wanted |= await self._resolve(host, port)
+            except OSError as error:
+                # No answer says nothing about the workers: keep those that are known.
+                _log.warning("%s cannot be resolved: %s", host, error)
+                return
+        self._start(wanted)
+        for address in set(self._watches) - wanted:
+            replica = self._table.get(address)
+            # A name may vanish while its worker still drains.
+            if replica is None or not replica.is_reachable:
+                await cancel_and_wait(self._watches.pop(address))
+                self._table.remove(address)
+
+    def _start(self, addresses: set[str]) -> None:
+        for address in sorted(addresses - set(self._watches)):
+            self._watches[address] = asyncio.create_task(
+                supervise(
+                    f"watch of worker {address}",
+                    partial(self._follow, address),
+                    max_delay_s=_MAX_RETRY_S,
+                    on_failure=self._on_failure,
+                )
+            )
+
+
+async def resolve_host(host: str, port: int) -> set[str]:
+    """Resolve a name to all its addresses.
+
+    Raises:
+        OSError: there is no such name, or no answer.
+    """
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return {_text(family, str(address[0]), port) for family, _, _, _, address in found}
+
+
+def _text(family: int, host: str, port: int) -> str:
+    return f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"

@@ -1,0 +1,220 @@
+"""Feeds the mirror from Redis: reads the sets once, then follows the stream of changes.
+
+Order makes it right without locks: note the stream's end, read the sets, then apply every change
+from the noted place on. A block's state is set by the last change that touches it, and changes
+before the noted place are in the sets, so applying some of them twice does no harm. A gap, a reset
+or a silent difference leads to a new reading of that replica's sets alone.
+
+While Redis is away the mirror goes on serving what it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from headrace_common.clock import Clock
+from headrace_common.kv_index import (
+    DELTA_FIELD,
+    TIERS,
+    IndexKeys,
+    RegistryEntry,
+    ReplicaKey,
+    short_ints,
+)
+from headrace_contracts.cache_index.v1.cache_index_pb2 import IndexDelta
+from headrace_router.metrics import RouterMetrics
+from headrace_router.mirror import PrefixMirror
+
+_log = logging.getLogger(__name__)
+_BLOCK_MS = 200
+_READ_COUNT = 500
+_SCAN_COUNT = 10_000
+# Blocks handled before other tasks get a turn: some 10 ms.
+_BLOCKS_PER_TURN = 20_000
+_START: Final = (0, 0)
+StreamId = tuple[int, int]
+
+
+class IndexFeed:
+    """Keeps a mirror in step with Redis.
+
+    Args:
+        redis: a client whose answers are bytes and whose timeout is above 200 ms.
+        keys: key names.
+        mirror: what is fed.
+        clock: time.
+        metrics: what is counted.
+        audit_interval_s: time between two comparisons of sizes and numbers.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        keys: IndexKeys,
+        mirror: PrefixMirror,
+        clock: Clock,
+        metrics: RouterMetrics,
+        audit_interval_s: float,
+    ) -> None:
+        self._redis, self._keys, self._mirror = redis, keys, mirror
+        self._clock, self._metrics = clock, metrics
+        self._audit_interval_s = audit_interval_s
+        self._position: StreamId | None = None
+        self._heard_at_s = clock.now_s()
+        self._since_turn = 0
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the index was read whole once."""
+        return self._position is not None
+
+    def staleness_s(self) -> float:
+        """Time since Redis was last heard of."""
+        return self._clock.now_s() - self._heard_at_s
+
+    async def follow(self) -> None:
+        """Follow the index until something fails; call again to go on where it stopped.
+
+        Raises:
+            redis.exceptions.RedisError: Redis cannot be read.
+        """
+        if self._position is None:
+            await self._read_everything()
+        # Compared at once, since much may have happened since the last call.
+        audited_at_s = float("-inf")
+        while True:
+            is_caught_up = await self._read_changes()
+            now_s = self._heard_at_s = self._clock.now_s()
+            if is_caught_up and now_s - audited_at_s >= self._audit_interval_s:
+                await self._audit()
+                audited_at_s = now_s
+            self._metrics.index_entries.set(self._mirror.num_entries())
+
+    async def sweep(self) -> None:
+        """Clear stale bits in slices, for ever."""
+        while True:
+            has_more = self._mirror.sweep_some(_BLOCKS_PER_TURN)
+            self._metrics.index_staleness_s.set(self.staleness_s())
+            await asyncio.sleep(0.01 if has_more else 0.5)
+
+    async def _read_everything(self) -> None:
+        position = await self._stream_end()
+        registry = await self._registry()
+        for key in set(self._mirror.replicas()) - set(registry):
+            self._mirror.drop(key)
+        for key, entry in registry.items():
+            await self._rescan(key, entry, "start")
+        self._position = position
+        self._metrics.index_warm.set(1)
+        _log.info("the mirror holds %d hashes", self._mirror.num_entries())
+
+    async def _read_changes(self) -> bool:
+        """Read and apply what is new; tell whether that was all."""
+        milliseconds, number = self._position or _START
+        since = f"{milliseconds}-{number}"
+        answer = await self._redis.xread(
+            {self._keys.deltas: since}, count=_READ_COUNT, block=_BLOCK_MS
+        )
+        rows = _rows(answer)
+        for stream_id, fields in rows:
+            delta = IndexDelta.FromString(fields[DELTA_FIELD])
+            if not self._mirror.apply(delta):
+                reason = "reset" if delta.reset else "gap"
+                await self._rescan_by_key(ReplicaKey.of(delta.replica), reason)
+            self._position = _parse(stream_id)
+            await self._take_turns(len(delta.added) + len(delta.removed))
+        return len(rows) < _READ_COUNT
+
+    async def _audit(self) -> None:
+        """Find what the stream did not tell: data lost in Redis, trimmed changes, drift."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.xrevrange(self._keys.deltas, count=1)
+            pipe.hgetall(self._keys.registry)
+            mirrored = dict(self._mirror.replicas())
+            for key, known in mirrored.items():
+                for name in self._keys.all_blocks(known.model, key):
+                    pipe.scard(name)
+            newest, rows, *sizes = await pipe.execute()
+        end = _parse(newest[0][0]) if newest else _START
+        if self._position is None or end > self._position:
+            # Not caught up after all: the next audit will tell.
+            return
+        if end < self._position:
+            _log.warning("Redis lost its data; the mirror starts over")
+            self._position = end
+        registry = _parse_registry(rows)
+        for idx, (key, known) in enumerate(mirrored.items()):
+            size = sum(sizes[idx * len(TIERS) : (idx + 1) * len(TIERS)])
+            entry = registry.pop(key, None)
+            if entry is None:
+                self._mirror.drop(key)
+            elif (entry.seq, size) != (known.seq, known.num_blocks):
+                await self._rescan(key, entry, "drift")
+        for key, entry in registry.items():
+            await self._rescan(key, entry, "unknown")
+
+    async def _rescan_by_key(self, key: ReplicaKey, reason: str) -> None:
+        entry = (await self._registry()).get(key)
+        if entry is None:
+            self._mirror.drop(key)
+        else:
+            await self._rescan(key, entry, reason)
+
+    async def _rescan(self, key: ReplicaKey, entry: RegistryEntry, reason: str) -> None:
+        """Read a replica's sets into a fresh slot, then switch to it."""
+        self._metrics.index_rescans.labels(reason).inc()
+        fresh = self._mirror.begin(entry.model, entry.seq)
+        try:
+            for tier in TIERS:
+                name, cursor = self._keys.blocks(entry.model, key, tier), 0
+                while True:
+                    cursor, members = await self._redis.sscan(name, cursor, count=_SCAN_COUNT)
+                    joined = b"".join(cast("list[bytes]", members))
+                    self._mirror.add(fresh, tier, short_ints(joined))
+                    if not cursor:
+                        break
+        except BaseException:
+            self._mirror.abandon(fresh)
+            raise
+        self._mirror.commit(key, fresh)
+
+    async def _stream_end(self) -> StreamId:
+        try:
+            info = await self._redis.xinfo_stream(self._keys.deltas)
+        except ResponseError:
+            # No such stream yet.
+            return _START
+        return _parse(info["last-generated-id"])
+
+    async def _registry(self) -> dict[ReplicaKey, RegistryEntry]:
+        return _parse_registry(await self._redis.hgetall(self._keys.registry))
+
+    async def _take_turns(self, num_bytes: int) -> None:
+        self._since_turn += 1 + num_bytes // 8
+        if self._since_turn >= _BLOCKS_PER_TURN:
+            self._since_turn = 0
+            await asyncio.sleep(0)
+
+
+def _parse_registry(rows: Any) -> dict[ReplicaKey, RegistryEntry]:  # Any: redis-py's answer
+    entries = {worker.decode(): RegistryEntry.decode(text) for worker, text in rows.items()}
+    return {ReplicaKey(worker, one.incarnation): one for worker, one in entries.items()}
+
+
+def _rows(answer: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:  # Any: redis-py's answer
+    if not answer:
+        return []
+    if isinstance(answer, dict):
+        # RESP3: stream name -> [rows]
+        answer = [(name, rows[0]) for name, rows in answer.items()]
+    return cast("list[tuple[bytes, dict[bytes, bytes]]]", answer[0][1])
+
+
+def _parse(stream_id: bytes) -> StreamId:
+    milliseconds, _, number = stream_id.decode().partition("-")
+    return int(milliseconds), int(number)

@@ -1,0 +1,185 @@
+"""Pure: load, counted in tokens from the moment of the decision.
+
+Each decision makes one `LoadGuard`, and however the request ends, the guard gives its load back
+exactly once. Between decisions and the workers' own reports::
+
+    decided at t        counted by the guard
+    report at > t + grace: the worker knows of the request; its own numbers count from there on
+
+So load is never counted by half: neither other routers' requests nor those just decided are missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headrace_common.kv_index import ReplicaKey
+from headrace_contracts.worker.v1.worker_pb2 import LoadReport
+from headrace_router.speculative import InFlightBlocks
+
+# Decision to the worker's acceptance: a request younger than this at a report is not in it yet.
+_ARRIVAL_GRACE_S = 0.1
+
+
+class Load(NamedTuple):
+    """Load of one replica."""
+
+    # Prompt tokens that wait to be computed.
+    backlog_tokens: int
+    # Queued and running tokens.
+    tokens: int
+    num_requests: int
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Totals over some guards."""
+
+    backlog_tokens: int = 0
+    tokens: int = 0
+    num_requests: int = 0
+
+
+class _Account:
+    """The guards of one replica."""
+
+    def __init__(self) -> None:
+        self.all = _Sum()
+        # Decided too recently to be in the last report.
+        self.unreported: dict[LoadGuard, None] = {}
+
+    def note_report(self, now_s: float) -> None:
+        limit_s = now_s - _ARRIVAL_GRACE_S
+        for guard in [g for g in self.unreported if g.decided_at_s < limit_s]:
+            del self.unreported[guard]
+
+    def load(self, report: LoadReport | None) -> Load:
+        total = self.all
+        if report is None:
+            return Load(total.backlog_tokens, total.tokens, total.num_requests)
+        backlog = report.queued_prefill_tokens
+        tokens = report.queued_prefill_tokens + report.running_tokens
+        num_requests = report.num_waiting + report.num_running
+        for guard in self.unreported:
+            backlog += guard.backlog_tokens
+            tokens += guard.tokens
+            num_requests += 1
+        return Load(backlog, max(tokens, total.tokens), max(num_requests, total.num_requests))
+
+
+class LoadGuard:
+    """One request's load on one replica; see the module."""
+
+    __slots__ = ("_book", "_entry_id", "backlog_tokens", "decided_at_s", "replica", "tokens")
+
+    def __init__(
+        self, book: LoadBook, replica: ReplicaKey, backlog_tokens: int, tokens: int, now_s: float
+    ) -> None:
+        self._book: LoadBook | None = book
+        self._entry_id: int | None = None
+        self.replica, self.decided_at_s = replica, now_s
+        self.backlog_tokens, self.tokens = backlog_tokens, tokens
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the load was given back."""
+        return self._book is None
+
+    def hold_blocks(self, entry_id: int) -> None:
+        """Tie an in-flight entry to this guard's life."""
+        self._entry_id = entry_id
+
+    def first_token(self, now_s: float) -> None:
+        """The prompt is computed. Idempotent; nothing happens after the release."""
+        if self._book is None:
+            return
+        if self.backlog_tokens:
+            self._book.change(self, backlog_tokens=-self.backlog_tokens, tokens=0)
+        if self._entry_id is not None:
+            self._book.in_flight.confirm(self._entry_id, now_s)
+
+    def add_output(self, num_tokens: int) -> None:
+        """Count tokens that were generated since the last call."""
+        if self._book is not None:
+            self._book.change(self, backlog_tokens=0, tokens=num_tokens)
+
+    def release(self) -> bool:
+        """Give the load back; tell whether this call did it."""
+        book, self._book = self._book, None
+        if book is None:
+            return False
+        book.give_back(self)
+        if self._entry_id is not None:
+            book.in_flight.remove(self._entry_id)
+        return True
+
+
+class LoadBook:
+    """Load of all replicas, as this router knows it.
+
+    Args:
+        in_flight: where the blocks of requests under way are noted.
+    """
+
+    def __init__(self, in_flight: InFlightBlocks) -> None:
+        self.in_flight = in_flight
+        self._accounts: dict[ReplicaKey, _Account] = {}
+
+    def book(
+        self,
+        replica: ReplicaKey,
+        chain: Sequence[int],
+        *,
+        uncached_tokens: int,
+        prompt_tokens: int,
+        now_s: float,
+    ) -> LoadGuard:
+        """Count a request on *replica* from now on."""
+        guard = LoadGuard(self, replica, uncached_tokens, prompt_tokens, now_s)
+        account = self._accounts.setdefault(replica, _Account())
+        account.all.num_requests += 1
+        account.all.backlog_tokens += uncached_tokens
+        account.all.tokens += prompt_tokens
+        account.unreported[guard] = None
+        guard.hold_blocks(self.in_flight.add(replica, chain, now_s))
+        return guard
+
+    def load(self, replica: ReplicaKey, report: LoadReport | None) -> Load:
+        """Return the load of a replica.
+
+        Args:
+            replica: which one.
+            report: its last report; None = there is no fresh one.
+        """
+        account = self._accounts.get(replica)
+        return (account or _Account()).load(report)
+
+    def note_report(self, replica: ReplicaKey, now_s: float) -> None:
+        """Record that a report of *replica* has just come."""
+        account = self._accounts.get(replica)
+        if account is not None:
+            account.note_report(now_s)
+
+    def num_requests(self) -> int:
+        """Count the requests that hold load."""
+        return sum(account.all.num_requests for account in self._accounts.values())
+
+    def change(self, guard: LoadGuard, *, backlog_tokens: int, tokens: int) -> None:
+        """Change a live guard's numbers. Called by guards only."""
+        guard.backlog_tokens += backlog_tokens
+        guard.tokens += tokens
+        total = self._accounts[guard.replica].all
+        total.backlog_tokens += backlog_tokens
+        total.tokens += tokens
+
+    def give_back(self, guard: LoadGuard) -> None:
+        """Take a guard out of the totals. Called by guards only."""
+        account = self._accounts[guard.replica]
+        account.all.num_requests -= 1
+        account.all.backlog_tokens -= guard.backlog_tokens
+        account.all.tokens -= guard.tokens
+        account.unreported.pop(guard, None)
+        if not account.all.num_requests:
+            del self._accounts[guard.replica]

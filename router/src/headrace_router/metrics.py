@@ -1,0 +1,104 @@
+"""What the router counts."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from headrace_common.metrics import LATENCY_BUCKETS_S
+
+_DECISION_BUCKETS_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.1)
+
+
+class RouterMetrics:
+    """Collectors of the router."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._make_pick_collectors(registry)
+        self._make_index_collectors(registry)
+        self.replicas = Gauge(
+            "headrace_router_replicas",
+            "Replicas by whether they may get requests.",
+            ["state"],
+            registry=registry,
+        )
+        self.watch_failures = Counter(
+            "headrace_router_watch_failures",
+            "Connections to workers that broke or could not be made.",
+            registry=registry,
+        )
+
+    def _make_pick_collectors(self, registry: CollectorRegistry) -> None:
+        self.decisions = Counter(
+            "headrace_router_decisions",
+            "Replicas picked, by policy.",
+            ["policy"],
+            registry=registry,
+        )
+        self.refusals = Counter(
+            "headrace_router_refusals",
+            "Requests that got no replica, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self.decision_s = Histogram(
+            "headrace_router_decision_seconds",
+            "Time to evaluate one request against all replicas.",
+            buckets=_DECISION_BUCKETS_S,
+            registry=registry,
+        )
+        self.queue_s = Histogram(
+            "headrace_router_queue_seconds",
+            "Time that requests waited in the router.",
+            buckets=(0.0, *LATENCY_BUCKETS_S),
+            registry=registry,
+        )
+        self.waiting = Gauge(
+            "headrace_router_waiting_requests", "Requests in the queues.", registry=registry
+        )
+        self.in_flight = Gauge(
+            "headrace_router_in_flight_requests",
+            "Requests picked and not yet ended.",
+            registry=registry,
+        )
+        self.predicted_tokens = Counter(
+            "headrace_router_predicted_cached_tokens",
+            "Prompt tokens expected to be cached, of requests with a first token.",
+            registry=registry,
+        )
+        self.cached_tokens = Counter(
+            "headrace_router_actual_cached_tokens",
+            "Prompt tokens that the worker really reused, of the same requests.",
+            registry=registry,
+        )
+        self.ttft_error_ratio = Histogram(
+            "headrace_router_ttft_error_ratio",
+            "Observed / predicted time to first token.",
+            buckets=(0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.5, 2.0, 4.0, 10.0),
+            registry=registry,
+        )
+
+    def _make_index_collectors(self, registry: CollectorRegistry) -> None:
+        self.index_entries = Gauge(
+            "headrace_router_index_entries", "Block hashes in the mirror.", registry=registry
+        )
+        self.index_warm = Gauge(
+            "headrace_router_index_warm",
+            "1 once the mirror has been read whole.",
+            registry=registry,
+        )
+        self.index_staleness_s = Gauge(
+            "headrace_router_index_staleness_seconds",
+            "Time since the mirror last heard of Redis.",
+            registry=registry,
+        )
+        self.index_failures = Counter(
+            "headrace_router_index_failures",
+            "Times that Redis could not be read; the mirror goes on with what it has.",
+            registry=registry,
+        )
+        self.index_rescans = Counter(
+            "headrace_router_index_rescans",
+            "Replicas read again from their sets, by reason.",
+            ["reason"],
+            registry=registry,
+        )
