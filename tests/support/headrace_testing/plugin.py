@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from headrace_testing.clock import FakeClock
-from headrace_testing.processes import fleet
 from headrace_testing.postgres import LocalPostgres, PostgresMissingError
+from headrace_testing.processes import fleet
 from headrace_testing.servers import LocalServer, kafka, valkey
 
 __all__ = ["fleet"]  # fixtures that live in modules of their own
