@@ -311,6 +311,17 @@ async def test_log_probabilities_come_when_asked(worker):
     assert not any(delta.logprobs for delta in silent.deltas())
 
 
+async def test_log_probabilities_of_the_prompt_come_once(worker):
+    """One per prompt token, with the first tokens; the first has none, so 0 stands there."""
+    options = pb.LogprobOptions(prompt=True, top=1)
+    result = await worker.generate(a_request(logprobs=options))
+    said = [event.prompt_logprobs for event in result.events if event.prompt_logprobs]
+    assert [[logprob.token_id for logprob in part] for part in said] == [list(range(40, 70))]
+    first, *rest = said[0]
+    assert (first.logprob, len(first.top)) == (0.0, 0)
+    assert all(logprob.logprob < 0 and len(logprob.top) == 1 for logprob in rest)
+
+
 @pytest.mark.parametrize(
     ("change", "error"),
     [

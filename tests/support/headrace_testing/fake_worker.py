@@ -21,9 +21,11 @@ from headrace_common.errors import (
     ContextTooLong,
     InvalidRequest,
     ModelNotFound,
+    NotFound,
     QueueFull,
     ReplicaDraining,
     ReplicaLost,
+    Unavailable,
     Unimplemented,
 )
 from headrace_common.rpc import Call
@@ -159,7 +161,9 @@ class FakeWorker:
         self, request: pb.FetchTokenizerRequest, _call: Call
     ) -> AsyncIterator[pb.TokenizerChunk]:
         """Send tokenizer.json in two chunks."""
-        if self.switches.loading or request.model != self.model:
+        if self.switches.loading:
+            raise NotFound("The model is still loading.", retry_after_s=1.0)
+        if request.model != self.model:
             raise ModelNotFound(f"Model {request.model!r} is not served here.", param="model")
         half = len(self._tokenizer_json) // 2
         for data in (self._tokenizer_json[:half], self._tokenizer_json[half:]):
@@ -220,8 +224,10 @@ class FakeWorker:
         )
 
     def _admit(self, request: pb.GenerateRequest) -> None:
-        if self._is_draining or self.switches.loading:
-            raise ReplicaDraining("This worker takes no new requests.")
+        if self._is_draining:
+            raise ReplicaDraining("This worker is leaving and takes no new requests.")
+        if self.switches.loading:
+            raise Unavailable("The model is still loading.", retry_after_s=1.0)
         if self.switches.refuse or len(self.running) >= self.max_requests:
             raise QueueFull("This worker's queue is full.", retry_after_s=1.0)
         _validate(request, self.model, self.context_tokens)
@@ -262,6 +268,8 @@ class FakeWorker:
             made_here += len(deltas)
             usage.output_tokens = sum(len(choice.made) for choice in choices)
             event = pb.GenerateEvent(deltas=deltas, usage=usage)
+            if request.logprobs.prompt and made_here == len(deltas):
+                event.prompt_logprobs.extend(_prompt_logprobs(prompt, request.logprobs))
             if all(choice.finish for choice in choices):
                 event.timings.decode_s = 0.0
             yield event
@@ -383,6 +391,12 @@ def _whole_text(token_ids: list[int], errors: str = "ignore") -> str:
     return raw.decode("utf-8", errors=errors)
 
 
+def _prompt_logprobs(prompt: list[int], wanted: pb.LogprobOptions) -> list[pb.TokenLogprob]:
+    output = pb.LogprobOptions(output=True, top=wanted.top)
+    first = pb.TokenLogprob(token_id=prompt[0], token=_token_bytes(prompt[0]))
+    return [first, *(part for token_id in prompt[1:] for part in _logprobs(token_id, output))]
+
+
 def _logprobs(token_id: int, wanted: pb.LogprobOptions) -> list[pb.TokenLogprob]:
     if not wanted.output:
         return []
@@ -414,6 +428,8 @@ class FakeWorkerServer:
 
     async def kill(self) -> None:
         """Cut all connections at once, as a SIGKILL would."""
+        # RpcServer.stop would let streams go on for a moment.
+        await self._server._server.stop(None)
         await self._server.stop(0)
 
     async def __aenter__(self) -> FakeWorkerServer:

@@ -7,6 +7,8 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
+from opentelemetry import trace
+
 from headrace_common.blocks import ALGORITHM, BLOCK_SIZE_TOKENS, self_test
 from headrace_common.clock import Clock
 from headrace_common.errors import ModelNotFound, NotFound, Unavailable, Unimplemented
@@ -210,6 +212,8 @@ class WorkerServicer:
         writer = EventWriter(call.request, served.table, self._state.replica)
         while True:
             output = await call.take()
+            if output.is_last:
+                _explain(output)
             if _has_content(output):
                 yield writer.event(output)
             if output.error is not None:
@@ -242,6 +246,20 @@ class WorkerServicer:
             num_preemptions_total=load.num_preemptions_total,
             max_requests=0 if served is None else served.max_requests,
         )
+
+
+def _explain(output: RequestOutput) -> None:
+    """Leave in the call's span where its time went."""
+    span = trace.get_current_span()
+    if output.times is not None:
+        span.set_attribute("headrace.queue_s", output.times.queue_s)
+        span.set_attribute("headrace.prefill_s", output.times.prefill_s)
+        span.set_attribute("headrace.decode_s", output.times.decode_s)
+        span.set_attribute("headrace.num_preemptions", output.times.num_preemptions)
+    if output.usage is not None:
+        span.set_attribute("headrace.prompt_tokens", output.usage.prompt_tokens)
+        span.set_attribute("headrace.cached_tokens", output.usage.cached_tokens)
+        span.set_attribute("headrace.output_tokens", output.usage.output_tokens)
 
 
 def _has_content(output: RequestOutput) -> bool:

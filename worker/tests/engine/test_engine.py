@@ -1,5 +1,7 @@
 """Engine: what comes out is what the model says, whatever else goes on; nothing ends the loop."""
 
+import math
+import sys
 import threading
 from collections import defaultdict
 
@@ -271,6 +273,30 @@ def test_a_failing_step_fails_its_requests_and_no_other():
         bench.finish(request("fine", 2))
         assert bench.tokens(2) == expected("fine")
         assert [fact.failed for fact in bench.facts].count(True) == 1
+
+
+def test_a_mistake_in_the_engines_own_books_drops_requests_not_the_loop():
+    """Even when the scheduler itself raises, requests get an answer and the next one works."""
+    with Bench() as bench:
+        bench.runner.go.clear()
+        bench.engine.submit(request("abc", 1))
+        bench.engine._scheduler.finish = None
+        bench.runner.go.set()
+        bench.wait(lambda: bench.is_over(1))
+        assert isinstance(bench.outputs[1][-1].error, Internal)
+        bench.finish(request("fine", 2))
+        assert bench.tokens(2) == expected("fine")
+        assert bench.events.snapshot()[1]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dead_loop_is_stalled_for_ever():
+    """If the thread is gone without having been told to, that shows even while idle."""
+    with Bench() as bench:
+        bench.engine._turn = lambda: sys.exit(1)
+        bench.engine.submit(request("abc", 1))
+        bench.engine._thread.join(5)
+        assert bench.engine.stalled_s() == math.inf
 
 
 def test_refusals_come_as_outputs():

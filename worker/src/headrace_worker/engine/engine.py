@@ -7,6 +7,7 @@ step, gives their blocks back, and the loop goes on. An abort takes effect befor
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 from collections import Counter
@@ -29,6 +30,8 @@ from headrace_worker.model.batch import Row
 from headrace_worker.sampling import sample, token_logprobs
 
 _log = logging.getLogger(__name__)
+
+_JOIN_TIMEOUT_S = 5.0
 
 
 class StepRunner(Protocol):
@@ -106,7 +109,8 @@ class Engine:
     def stop(self) -> None:
         """End the loop after the step under way, and wait for it. What runs is dropped."""
         self._commands.put(None)
-        self._thread.join(timeout=60)
+        # A frozen device must not keep the process; the thread does not either.
+        self._thread.join(timeout=_JOIN_TIMEOUT_S)
 
     def submit(self, request: Request) -> None:
         """Hand a request over. Any thread; every answer, a refusal too, comes through the sink."""
@@ -119,7 +123,12 @@ class Engine:
         self._commands.put(key)
 
     def stalled_s(self) -> float:
-        """Return for how long work is pending without a completed step. Any thread."""
+        """Return for how long work is pending without a completed step. Any thread.
+
+        Infinity if the loop is gone.
+        """
+        if self._thread.ident is not None and not self._thread.is_alive():
+            return 0.0 if self._is_stopping else math.inf
         return self._clock.now_s() - self._progress_s if self._is_busy() else 0.0
 
     def _is_busy(self) -> bool:
@@ -127,11 +136,18 @@ class Engine:
 
     def _run(self) -> None:
         while not self._is_stopping:
-            self._take_commands()
-            if self._scheduler.has_work:
-                self._step()
-            self._hand_out()
+            try:
+                self._turn()
+            except Exception:  # noqa: BLE001 - supervised loop: a mistake of ours must not end it
+                _log.exception("the engine's own books are wrong; dropping all requests")
+                self._start_afresh()
             self._progress_s = self._clock.now_s()
+
+    def _turn(self) -> None:
+        self._take_commands()
+        if self._scheduler.has_work:
+            self._step()
+        self._hand_out()
 
     def _take_commands(self) -> None:
         """Apply all commands that wait; if there is nothing else to do, wait for one."""
@@ -272,12 +288,7 @@ class Engine:
         """Fail the requests of a step; all of them, if not even a plan could be made."""
         keys = {chunk.seq.request.key for chunk in plan.chunks} or set(self._live)
         for live in [self._live[key] for key in keys if key in self._live]:
-            try:
-                self._fail(live, Internal())
-            except Exception:  # noqa: BLE001 - edge: the books are wrong, so start new ones
-                _log.exception("the scheduler's books are wrong; dropping all requests")
-                self._start_afresh()
-                return
+            self._fail(live, Internal())
 
     def _start_afresh(self) -> None:
         self._events.cleared()
