@@ -263,6 +263,24 @@ def test_an_abort_frees_the_blocks_before_the_next_step():
         bench.finish(request("still alive", 2))
 
 
+def test_an_abort_storm_leaks_nothing_and_touches_no_one_else():
+    """Aborts at all stages; the rest gets its own continuation; every block is back."""
+    with Bench(num_blocks=20, may_end=False, max_waiting=64) as bench:
+        for key in range(30):
+            bench.engine.submit(request(f"storm {key}", key, num_choices=1 + key % 3))
+            if key % 2:
+                bench.engine.abort(key)
+            if key % 6 == 0 and key:
+                bench.engine.abort(key - 6)
+        for key in range(30):
+            bench.wait(lambda key=key: bench.is_over(key))
+        spared = [key for key in range(30) if key % 2 == 0 and key % 6]
+        for key in spared:
+            assert bench.tokens(key) == expected(f"storm {key}", may_end=False)
+        assert bench.engine.load.kv_used_tokens == 0
+        bench.engine._cache.check()
+
+
 def test_a_failing_step_fails_its_requests_and_no_other():
     """The poisoned request gets Internal, its blocks come back, the engine goes on."""
     with Bench() as bench:

@@ -277,7 +277,7 @@ class Engine:
     def _output(self, live: _Live) -> RequestOutput:
         """Return the request's output of this step, to be filled."""
         return self._outputs.setdefault(
-            live.request.key, RequestOutput(live.request.key, _usage(live.request))
+            live.request.key, RequestOutput(live.request.key, usage=None)
         )
 
     def _fail(self, live: _Live, error: HeadraceError) -> None:
