@@ -83,6 +83,16 @@ async def test_long_texts_are_judged_too(servicer: GuardServicer) -> None:
     assert answer.verdict.findings[0].start == len(LONG) + 1
 
 
+async def test_redacted_parts_come_by_their_index(servicer: GuardServicer) -> None:
+    """Only the parts that changed."""
+    request = question("hi")
+    request.policy.policy = "strict"
+    request.parts.add(text="mail a@b.co now", trust=pb.TRUST_USER)
+    answer = await servicer.CheckInput(request, Call(5))
+    assert answer.verdict.action == pb.ACTION_REDACT
+    assert dict(answer.redacted_parts) == {1: "mail [redacted pii.email] now"}
+
+
 async def test_overload_is_not_evaluated(pool: CpuPool, servicer: GuardServicer) -> None:
     """A long text that finds no place is refused, a short one is still judged."""
     fill(pool)

@@ -21,7 +21,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from headrace_guard.characters import decode_tag, is_dropped_mark, is_invisible, is_tag
 
@@ -118,6 +118,11 @@ class _Builder:
         if piece:
             self._append(piece, at, 1)
 
+    def add_spaces(self, at: int) -> None:
+        """Add a run of white space to a folded view: one space, at the first of them."""
+        if not self._after_space:
+            self._append(" ", at, 1)
+
     def add_irregular(self, char: str, at: int) -> None:
         """Add any one character."""
         mapped = map_character(char, self._mode, self._is_folded)
@@ -186,8 +191,11 @@ def _view_by_pieces(text: str, builder: _Builder, is_folded: bool) -> View:
     done = 0
     for run in (_IRREGULAR_OR_SPACES if is_folded else _IRREGULAR_RUN).finditer(text):
         builder.add_regular(text[done : run.start()], done)
-        for offset, char in enumerate(run.group(), run.start()):
-            builder.add_irregular(char, offset)
+        if is_folded and run.group().isspace():
+            builder.add_spaces(run.start())
+        else:
+            for offset, char in enumerate(run.group(), run.start()):
+                builder.add_irregular(char, offset)
         done = run.end()
     builder.add_regular(text[done:], done)
     return builder.view()
@@ -203,7 +211,7 @@ def next_lefts(lefts: Lefts, text: str) -> Lefts:
     if not text:
         return lefts
     last = text[-1]
-    if last.isascii() and last.isprintable():
+    if " " <= last <= "~":
         return last, last, last, last
     raw, dropped, separated, decoded = (_last(text, mode, lefts[mode.value]) for mode in Mode)
     return raw, dropped, separated, decoded
@@ -247,16 +255,19 @@ class Window:
         views = self._views.get(is_folded)
         if views is None:
             views = []
-            for mode in self._modes():
+            for mode in self._modes:
                 view = view_of(self.text, mode, is_folded, self.lefts[mode.value])
                 if view not in views:
                     views.append(view)
             self._views[is_folded] = views
         return views
 
+    @cached_property
     def _modes(self) -> list[Mode]:
         if _IRREGULAR.search(self.text) is None:
             # All modes agree on the text; what came before may differ.
+            if self.lefts.count(self.lefts[0]) == len(self.lefts):
+                return _ANY_MODE
             return list(dict(zip(self.lefts, Mode, strict=True)).values())
         chars = set(self.text)
         modes = [Mode.RAW, Mode.DROPPED]
@@ -267,6 +278,7 @@ class Window:
         return modes
 
 
+_ANY_MODE = [Mode.DROPPED]
 _EXTRA_MODES: tuple[tuple[Mode, Callable[[str], bool]], ...] = (
     (Mode.SEPARATED, is_invisible),
     (Mode.DECODED, is_tag),

@@ -52,7 +52,8 @@ class _Compiled:
         """Yield (candidate start, start, end) in *data*, whose first byte is context."""
         at = 0
         while (found := self._expression.search(data, at)) is not None:
-            begin, end = found.start() + 1, found.end()
+            begin, end = found.span()
+            begin += 1
             span = self._check(data[begin:end])
             if span is None:
                 # A candidate that does not count must not hide one that begins inside it.
@@ -86,8 +87,7 @@ class RuleSet:
 
     def find(self, window: Window) -> list[Match]:
         """All rules' matches, per rule leftmost first and without overlap."""
-        found = {match for view in window.plain_views() for match in self._find(view)}
-        return sorted(found)
+        return sorted({match for view in window.plain_views() for match in self._find(view)})
 
     def live_from(self, window: Window) -> int:
         """Where the longest tail begins that some rule's match can begin with."""
@@ -111,9 +111,9 @@ class RuleSet:
 
     def _live_origin(self, view: View, window: Window) -> int:
         found = self._live.search(_data(view))
-        if found is None or found.start() >= len(view.text):
-            return len(window.text)
-        return view.origin(found.start())
+        # The character before the match is context: its position there is the match's in the view.
+        start = len(view.text) if found is None else found.span()[0]
+        return len(window.text) if start >= len(view.text) else view.origin(start)
 
 
 def _data(view: View) -> bytes:

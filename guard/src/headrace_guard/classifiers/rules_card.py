@@ -29,22 +29,30 @@ _ISSUERS: tuple[tuple[str, str, frozenset[int]], ...] = (
 )
 
 
-def _has_issuer(digits: str) -> bool:
-    return any(
-        first <= digits[: len(first)] <= last and len(digits) in lengths
-        for first, last, lengths in _ISSUERS
-    )
+def _lengths_by_prefix() -> dict[str, set[int]]:
+    lengths: dict[str, set[int]] = {}
+    for first, last, allowed in _ISSUERS:
+        for prefix in range(int(first.ljust(4, "0")), int(last.ljust(4, "9")) + 1):
+            lengths.setdefault(str(prefix), set()).update(allowed)
+    return lengths
+
+
+# The first four digits say who issued a card and how long its number is.
+_LENGTHS = _lengths_by_prefix()
 
 
 def check_card(candidate: str) -> tuple[int, int] | None:
     """Find the longest card number that *candidate* begins with and that ends at a group's end."""
+    digits = candidate.replace(" ", "").replace("-", "")
+    lengths = _LENGTHS.get(digits[:4])
+    if lengths is None:
+        return None
     for end in range(len(candidate), _MIN_DIGITS - 1, -1):
-        if end < len(candidate) and candidate[end].isdigit():
+        goes_on = end < len(candidate) and candidate[end].isdigit()
+        if goes_on or not candidate[end - 1].isdigit():
             continue
-        digits = candidate[:end].replace(" ", "").replace("-", "")
-        if len(digits) < _MIN_DIGITS:
-            return None
-        if candidate[end - 1].isdigit() and _has_issuer(digits) and luhn.is_valid(digits):
+        number = candidate[:end].replace(" ", "").replace("-", "")
+        if len(number) in lengths and luhn.is_valid(number):
             return 0, end
     return None
 
