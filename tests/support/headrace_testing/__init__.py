@@ -1,0 +1,1 @@
+"""What the tests of all services share: real dependencies, fakes, a clock."""
