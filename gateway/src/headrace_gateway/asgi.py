@@ -72,7 +72,7 @@ class HotRoute:
         return self._flow.metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; never raises but for cancellation."""
+        """Answer one request; never raises."""
         request_id = new_request_id(self._clock)
         exchange = HttpExchange(scope, receive, send, self._limits.slow_reader_s)
         exchange.headers.append((b"x-request-id", request_id.encode()))
@@ -100,10 +100,11 @@ class HotRoute:
             await self._tell(exchange, error, request_id)
             return error.reason
         except asyncio.CancelledError:
+            # The server's grace has ended, unless it was the client.
             if exchange.client_is_gone:
                 return ClientGone.reason
             await self._tell(exchange, Unavailable("The server is stopping."), request_id)
-            raise
+            return Unavailable.reason
         except Exception:  # noqa: BLE001 - the edge: logged, and told without text from inside
             _log.exception("%s failed", request_id)
             await self._tell(exchange, Internal(), request_id)

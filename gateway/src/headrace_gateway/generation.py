@@ -204,26 +204,39 @@ class Generator:
 
     async def _pick(self, job: Job, deadline_s: float) -> _Attempt:
         started_s = self.clock.now_s()
+        if not self.directory.is_following:
+            return self._guess(job)
         try:
             return _Picked(await self.router.pick(job.pick, deadline_s - started_s))
         except (ReplicaLost, Internal, Unimplemented):
             # The router itself is gone or broken; its refusals are other errors.
-            self.metrics.degraded.labels("router").inc()
-            replica = self.directory.least_loaded(job.pick.model, job.pick.excluded)
-            return _Guessed(replica.replica, replica.address)
+            return self._guess(job)
         finally:
             self.metrics.stage_s.labels("pick").observe(self.clock.now_s() - started_s)
+
+    def _guess(self, job: Job) -> _Attempt:
+        self.metrics.degraded.labels("router").inc()
+        replica = self.directory.least_loaded(job.pick.model, job.pick.excluded)
+        return _Guessed(replica.replica, replica.address)
 
     async def _attempt(
         self, job: Job, attempt: _Attempt, deadline_s: float, on_event: OnEvent, gate: Gate
     ) -> None:
         started_s = self.clock.now_s()
-        call = await self.workers.generate(attempt.address, job.resumed(), deadline_s - started_s)
-        lost = ReplicaLost("The replica makes no progress.")
-        async with call:
-            with self.directory.running_on(
-                attempt.ref, attempt.address, lambda: call.deliver(lost)
-            ):
+        calls: list[GenerateCall] = []
+
+        def lose() -> None:
+            for running in calls:
+                # Cancelled first: a delivered error alone counts as the call's end.
+                running.cancel()
+                running.deliver(ReplicaLost("The replica makes no progress."))
+
+        with self.directory.running_on(attempt.ref, attempt.address, lose):
+            call = await self.workers.generate(
+                attempt.address, job.resumed(), deadline_s - started_s
+            )
+            calls.append(call)
+            async with call:
                 is_first = True
                 while (event := await call.receive()) is not None:
                     has_tokens = _take(job, attempt.ref, event)

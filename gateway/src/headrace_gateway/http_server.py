@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
@@ -15,6 +16,10 @@ from headrace_gateway.http_exchange import ABORT_EXTENSION, AsgiApp
 # Above the usual 60 s of load balancers, so that they close idle connections and not we.
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
+_LAST_WORDS_S = 5.0
+# What the kernel may keep unsent per connection. Left to itself it grows to megabytes, and a client
+# that does not read would be noticed only then.
+_SEND_BUFFER_BYTES = 256 * 1024
 
 
 class _Protocol(HttpToolsProtocol):
@@ -68,6 +73,10 @@ class HttpServer:
     async def serve(self) -> None:
         """Serve until `stop`; returns once running requests are over or the grace has ended."""
         await self._server.serve(sockets=[self._socket])
+        tasks = self._server.server_state.tasks
+        if tasks:
+            # Those that outlasted the grace were cancelled; they still have to close their books.
+            await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
 
     def stop(self) -> None:
         """Take no new connections and end `serve`."""
@@ -80,6 +89,7 @@ def _bound(address: str) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         bound.bind((host.strip("[]"), port))
         bound.setblocking(False)
     except OSError as error:

@@ -85,11 +85,17 @@ class ModelDirectory:
         self._addresses: Counter[str] = Counter()
         self._on_lost: dict[RefKey, set[OnLost]] = {}
         self._has_list = False
+        # Whether the router is there: while it is not, nobody waits for its decisions.
+        self.is_following = False
 
     async def watch(self) -> None:
         """Follow the router's list until it ends; run under `supervise`."""
-        async for replicas in self._router.watch_replicas():
-            await self._apply(replicas)
+        try:
+            async for replicas in self._router.watch_replicas():
+                self.is_following = True
+                await self._apply(replicas)
+        finally:
+            self.is_following = False
 
     async def close(self) -> None:
         """Stop fetching."""
@@ -154,8 +160,8 @@ class ModelDirectory:
             yield
         finally:
             callbacks.discard(on_lost)
-            if not callbacks:
-                self._on_lost.pop(key, None)
+            if not callbacks and self._on_lost.get(key) is callbacks:
+                del self._on_lost[key]
             _count_down(self._running, key)
             _count_down(self._addresses, address)
 

@@ -91,8 +91,7 @@ class OutputCheck:
             return
         self._call.half_close()
         loop = asyncio.get_running_loop()
-        late = Deadline("The guard took too long.")
-        self._timer = loop.call_later(_LAST_ANSWER_S, self._call.deliver, late)
+        self._timer = loop.call_later(_LAST_ANSWER_S, self._give_up)
 
     async def releases(self) -> AsyncIterator[Release]:
         """Yield what may be sent until everything pushed is through.
@@ -121,6 +120,11 @@ class OutputCheck:
             self._timer.cancel()
         if self._call is not None:
             self._call.cancel()
+
+    def _give_up(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+            self._call.deliver(Deadline("The guard took too long."))
 
     def _released(self, answer: pb.CheckOutputResponse) -> Release:
         choice_idx, verdict = answer.choice_idx, answer.verdict

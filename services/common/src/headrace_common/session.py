@@ -46,6 +46,8 @@ WINDOW = 64
 # Items in one frame, so that a burst does not make a huge message.
 MAX_FRAME_ITEMS = 256
 _CONNECT_TIMEOUT_S = 2.0
+# After a try that ran into the timeout, calls fail at once for so long.
+_UNREACHABLE_S = 0.5
 
 
 def session_descriptor() -> ServiceDescriptor:
@@ -241,6 +243,7 @@ class SessionClient:
         self._stream: _ClientStream | None = None
         self._ids = itertools.count(1)
         self._connecting = asyncio.Lock()
+        self._unreachable_until_s = 0.0
 
     async def start(
         self, method: MethodRef[Req, Res], *, timeout_s: float | None = None
@@ -248,7 +251,7 @@ class SessionClient:
         """Open a call; messages are sent by the returned object.
 
         Raises:
-            ReplicaLost: the peer cannot be reached within two seconds.
+            ReplicaLost: the peer refuses connections, or did not answer within two seconds.
         """
         stream = self._stream
         if stream is None or not stream.is_open:
@@ -305,10 +308,27 @@ class SessionClient:
                 return self._stream
             if self._stream is not None:
                 await self._stream.close()
+            # Whoever waited for the lock behind a failed try need not try again at once.
+            if time.monotonic() < self._unreachable_until_s:
+                raise ReplicaLost(f"The peer at {self.address} cannot be reached.")
             try:
                 async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                    await self._channel.channel_ready()
+                    await self._reach()
             except TimeoutError as error:
-                raise ReplicaLost(f"The peer at {self.address} cannot be reached.") from error
+                self._unreachable_until_s = time.monotonic() + _UNREACHABLE_S
+                raise ReplicaLost(f"The peer at {self.address} does not answer.") from error
             self._stream = _ClientStream(self._channel)
             return self._stream
+
+    async def _reach(self) -> None:
+        """Wait until the channel is connected; a refused connection is told at once."""
+        while True:
+            state = self._channel.get_state(try_to_connect=True)
+            if state is grpc.ChannelConnectivity.READY:
+                return
+            if state in (
+                grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+                grpc.ChannelConnectivity.SHUTDOWN,
+            ):
+                raise ReplicaLost(f"The peer at {self.address} cannot be reached.")
+            await self._channel.wait_for_state_change(state)
