@@ -38,6 +38,7 @@ HITS = [
     ("secret.private_key", "-----BEGIN PRIVATE " + "KEY-----\nb3\n-----END PRIVATE KEY-----", None),
     ("secret.jwt", "eyJhbGciOiJIUzI1NiJ9." + "eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl", None),
     ("secret.assigned", 'password = "q8!fLs92xQw"', "q8!fLs92xQw"),
+    ("secret.assigned", "passwd: 'kfLs-Xzqw!Wb'", "kfLs-Xzqw!Wb"),
     ("secret.assigned", "API_KEY: 9f8e7d6c5b4a3f2e", "9f8e7d6c5b4a3f2e"),
 ]  # fmt: skip
 MISSES = [
@@ -56,6 +57,7 @@ MISSES = [
     "sk-learn and sk-dictionary-attack",
     'password = "your_password_1"; token = os.environ["TOKEN"]',
     "key: value, secret = hunter",
+    "key = SomeClass.method_name; token = Other.Thing_else",
     "-----BEGIN PUBLIC KEY-----",
     "3.14159265358979323846",
     "uuid 123e4567-e89b-12d3-a456-426614174000",

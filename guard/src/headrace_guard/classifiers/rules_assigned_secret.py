@@ -8,6 +8,7 @@ from headrace_guard.classifiers.rule import Rule
 
 _MIN_BITS_PER_CHAR = 2.8
 _MIN_KINDS = 2
+_MIN_KINDS_OF_PASSWORD = 3
 _OPENING = "\"' :=>\t"
 # Printable ASCII without quotes, comma, semicolon, brackets and braces.
 _VALUE = r"!#-&*+\--:=?-Z^-z|~"
@@ -30,10 +31,15 @@ def check_assigned_secret(candidate: str) -> tuple[int, int] | None:
     separator = min(at for at in map(candidate.find, ":=") if at >= 0)
     value = candidate[separator:].lstrip(_OPENING)
     start = len(candidate) - len(value)
-    is_placeholder = any(word in value.lower() for word in _PLACEHOLDERS)
-    is_random = _bits_per_char(value) >= _MIN_BITS_PER_CHAR and _num_kinds(value) >= _MIN_KINDS
+    if any(word in value.lower() for word in _PLACEHOLDERS):
+        return None
     has_digit = any(char.isdigit() for char in value)
-    if is_placeholder or not (is_random and has_digit):
+    # Names in source code mix cases and dots too, but are not quoted and called a password.
+    is_quoted = candidate[:start].rstrip(" ").endswith(("'", '"'))
+    is_password = is_quoted and candidate.lower().startswith(("pass", "pwd"))
+    min_kinds = _MIN_KINDS if has_digit else _MIN_KINDS_OF_PASSWORD
+    is_random = _bits_per_char(value) >= _MIN_BITS_PER_CHAR and _num_kinds(value) >= min_kinds
+    if not (is_random and (has_digit or is_password)):
         return None
     return start, len(candidate)
 
