@@ -1,0 +1,189 @@
+"""The real model against transformers: tests/golden/greedy_smollm2.json, see worker/golden.
+
+All prompts run once, mixed in one continuous batch of chunks and decodes; a few run again alone and
+in other chunk sizes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from headrace_worker.model.loader import load_model
+from headrace_worker.model.runner import ModelRunner, Row
+from headrace_worker.model.weights import LoadedModel
+from headrace_worker.prepare import ensure_prepared
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+
+GOLDEN = Path(__file__).parents[3] / "tests" / "golden" / "greedy_smollm2.json"
+S = 16
+NUM_BLOCKS = 700
+MAX_KL = 1e-4
+
+
+@dataclass
+class Run:
+    """One prompt on its way."""
+
+    prompt: list[int]
+    table: list[int]
+    output: list[int] = field(default_factory=list)
+    num_done: int = 0
+    first_logits: torch.Tensor | None = None
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    return values
+
+
+@pytest.fixture(scope="module")
+def model(smollm2_gguf: Path) -> LoadedModel:
+    # Where workers keep it by default, so that it is prepared once on a machine.
+    return load_model(ensure_prepared(smollm2_gguf, smollm2_gguf.parents[1] / "prepared"))
+
+
+@pytest.fixture(scope="module")
+def runner(model: LoadedModel) -> ModelRunner:
+    return ModelRunner(model, NUM_BLOCKS)
+
+
+def generate(
+    runner: ModelRunner, cases: Iterable[dict[str, Any]], num_tokens: int, chunk: int
+) -> list[Run]:
+    """Decode all greedily, every step taking a token or a chunk of each unfinished prompt."""
+    runs, next_block = [], 0
+    for case in cases:
+        prompt = case["prompt_token_ids"]
+        num_blocks = -(-(len(prompt) + num_tokens) // S)
+        runs.append(Run(prompt, list(range(next_block, next_block + num_blocks))))
+        next_block += num_blocks
+    assert next_block <= NUM_BLOCKS
+    ends = runner.info.eos_token_ids
+    unfinished = runs
+    while unfinished:
+        step(runner, unfinished, chunk)
+        unfinished = [
+            run
+            for run in unfinished
+            if len(run.output) < num_tokens and not {*run.output[-1:]}.intersection(ends)
+        ]
+    return runs
+
+
+def step(runner: ModelRunner, runs: list[Run], chunk: int) -> None:
+    rows = []
+    for run in runs:
+        tokens = (run.prompt + run.output)[run.num_done :][:chunk]
+        is_last = run.num_done + len(tokens) == len(run.prompt) + len(run.output)
+        rows.append(Row(tokens, run.num_done, run.table, int(is_last)))
+        run.num_done += len(tokens)
+    logits = iter(runner.forward(rows))
+    for run, row in zip(runs, rows, strict=True):
+        if row.num_logits:
+            row_logits = next(logits)
+            if run.first_logits is None:
+                run.first_logits = row_logits.clone()
+            run.output.append(int(row_logits.argmax()))
+
+
+def kl_of_top(top: list[list[float]], logits: torch.Tensor) -> float:
+    """Return KL(reference || ours) with all tokens outside the reference's top as one."""
+    ours = logits.double().log_softmax(-1)
+    pairs = [(value, float(ours[int(token_id)])) for token_id, value in top]
+    rest = [1.0 - sum(math.exp(pair[i]) for pair in pairs) for i in (0, 1)]
+    kl = sum(math.exp(p) * (p - q) for p, q in pairs)
+    return kl + (rest[0] * math.log(rest[0] / rest[1]) if min(rest) > 1e-7 else 0.0)
+
+
+def test_model_file_is_the_one_of_the_golden_run(
+    smollm2_gguf: Path, golden: dict[str, Any]
+) -> None:
+    """Any other file would make the tests below mean nothing."""
+    assert hashlib.sha256(smollm2_gguf.read_bytes()).hexdigest() == golden["gguf_sha256"]
+
+
+def test_greedy_output_equals_the_reference(runner: ModelRunner, golden: dict[str, Any]) -> None:
+    """Fifty prompts in one continuous batch give token for token what transformers gives."""
+    cases = golden["cases"]
+    assert len(cases) == 50
+    runs = generate(runner, cases, golden["max_new_tokens"], chunk=64)
+    wrong = [
+        case["text"][:50]
+        for case, run in zip(cases, runs, strict=True)
+        if run.output != case["output_token_ids"]
+    ]
+    assert wrong == []
+    worst = max(
+        kl_of_top(case["first_top_logprobs"], run.first_logits)
+        for case, run in zip(cases, runs, strict=True)
+        if run.first_logits is not None
+    )
+    assert worst < MAX_KL
+
+
+@pytest.mark.parametrize(
+    ("chunk", "batch", "every"),
+    [(10_000, 1, 8), (16, 8, 5), (64, 8, 5)],
+    ids=["alone", "chunks of 16, batch 8", "chunks of 64, batch 8"],
+)
+def test_cutting_and_batching_do_not_matter(
+    runner: ModelRunner, golden: dict[str, Any], chunk: int, batch: int, every: int
+) -> None:
+    """The same tokens come out alone and whole, or in small chunks among others."""
+    chosen = [case for case in golden["cases"] if len(case["prompt_token_ids"]) < 160][::every]
+    assert len(chosen) >= 5
+    num_tokens = 8
+    for start in range(0, len(chosen), batch):
+        cases = chosen[start : start + batch]
+        for case, run in zip(cases, generate(runner, cases, num_tokens, chunk), strict=True):
+            assert run.output == case["output_token_ids"][:num_tokens], case["text"][:50]
+
+
+def test_tokenizer_equals_the_reference(model: LoadedModel, golden: dict[str, Any]) -> None:
+    """Ids of all texts and prompts equal transformers' tokenizer's."""
+    tokenizer = Tokenizer.from_str(model.info.tokenizer_json.decode())
+    pairs = [(entry["text"], entry["token_ids"]) for entry in golden["tokenizer"]]
+    pairs += [(case["text"], case["prompt_token_ids"]) for case in golden["cases"]]
+    assert len(pairs) >= 85
+    wrong = [
+        text for text, ids in pairs if tokenizer.encode(text, add_special_tokens=False).ids != ids
+    ]
+    assert wrong == []
+    decoded = [tokenizer.decode(ids, skip_special_tokens=False) for _, ids in pairs]
+    assert decoded == [text for text, _ in pairs]
+
+
+def test_chat_template_renders_as_the_reference_does(
+    model: LoadedModel, golden: dict[str, Any]
+) -> None:
+    """The template out of the file gives the prompt that transformers rendered."""
+    environment = jinja2.Environment(autoescape=False)
+    template = environment.from_string(model.info.chat_template)
+    chats = [case for case in golden["cases"] if case["kind"] == "chat"]
+    assert len(chats) >= 20
+    for case in chats:
+        text = template.render(messages=case["messages"], add_generation_prompt=True)
+        assert text == case["text"]
+
+
+def test_info_of_the_real_model(model: LoadedModel, golden: dict[str, Any]) -> None:
+    """Limits and ids as the model's makers gave them."""
+    info = model.info
+    assert (info.context_tokens, info.vocab_size) == (8192, 49152)
+    assert list(info.eos_token_ids) == golden["eos_token_ids"]
+    assert (info.bos_token_id, info.add_bos) == (1, False)
+    assert info.kv_bytes_per_token == 46_080
+    assert info.special_tokens["eos_token"] == "<|im_end|>"
