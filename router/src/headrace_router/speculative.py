@@ -34,6 +34,8 @@ class InFlightBlocks:
         entry_id = self._next_id
         self._entries[entry_id] = (replica, chain)
         heapq.heappush(self._expiries, (now_s + TTL_S, entry_id))
+        if not chain:
+            return entry_id
         counts = self._counts.setdefault(replica, {})
         for block in chain:
             counts[block] = counts.get(block, 0) + 1
@@ -47,7 +49,7 @@ class InFlightBlocks:
     def remove(self, entry_id: int) -> None:
         """End an entry now. Idempotent."""
         entry = self._entries.pop(entry_id, None)
-        if entry is None:
+        if entry is None or not entry[1]:
             return
         replica, chain = entry
         counts = self._counts[replica]

@@ -1,0 +1,83 @@
+"""Which workers are watched."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from headrace_common.lifecycle import cancel_and_wait
+from headrace_router.discovery import Discovery, resolve_host
+from headrace_testing.waiting import eventually
+
+
+class Names:
+    """A name service and watchers that never end."""
+
+    def __init__(self) -> None:
+        self.addresses: set[str] | None = set()
+        self.watched: set[str] = set()
+
+    async def resolve(self, _host: str, _port: int) -> set[str]:
+        if self.addresses is None:
+            raise OSError("no answer")
+        return self.addresses
+
+    async def follow(self, address: str) -> None:
+        self.watched.add(address)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.watched.discard(address)
+
+
+@pytest.fixture
+async def names(fleet) -> AsyncIterator[Names]:
+    names = Names()
+    discovery = Discovery(
+        ["fixed:1", "dns:workers:7100"],
+        fleet.table,
+        names.follow,
+        resolve=names.resolve,
+        resolve_interval_s=0.01,
+        on_failure=lambda: None,
+    )
+    running = asyncio.create_task(discovery.run())
+    yield names
+    await cancel_and_wait(running)
+    assert names.watched == set()
+
+
+async def test_workers_come_and_go_with_their_name(names: Names) -> None:
+    """The fixed one stays."""
+    await eventually(lambda: names.watched == {"fixed:1"})
+    names.addresses = {"10.0.0.1:7100", "10.0.0.2:7100"}
+    await eventually(lambda: names.watched == {"fixed:1", "10.0.0.1:7100", "10.0.0.2:7100"})
+    names.addresses = {"10.0.0.2:7100"}
+    await eventually(lambda: names.watched == {"fixed:1", "10.0.0.2:7100"})
+
+
+async def test_no_answer_changes_nothing(names: Names) -> None:
+    """A name service that is down does not take the fleet with it."""
+    names.addresses = {"10.0.0.1:7100"}
+    await eventually(lambda: len(names.watched) == 2)
+    names.addresses = None
+    await asyncio.sleep(0.05)
+    assert names.watched == {"fixed:1", "10.0.0.1:7100"}
+
+
+async def test_a_worker_that_still_answers_is_kept(names: Names, fleet) -> None:
+    """It may drain after its name is gone."""
+    names.addresses = {"w1"}
+    await eventually(lambda: "w1" in names.watched)
+    fleet.add("w1")
+    names.addresses = set()
+    await asyncio.sleep(0.05)
+    assert "w1" in names.watched
+    fleet.table.lose("w1")
+    await eventually(lambda: "w1" not in names.watched)
+    assert fleet.table.get("w1") is None
+
+
+async def test_a_real_name_resolves() -> None:
+    """With the system's own resolver."""
+    assert "127.0.0.1:7100" in await resolve_host("127.0.0.1", 7100)

@@ -1,0 +1,243 @@
+"""From arrival to end: queueing, release, cancellation."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from random import Random
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from headrace_common.errors import HeadraceError, NoReplica, QueueFull
+from headrace_common.lifecycle import cancel_and_wait
+from headrace_contracts.router.v1.router_pb2 import PickProgress
+from headrace_router.candidate import BATCH, HIGH
+from headrace_router.dispatcher import Dispatcher, Ticket
+from headrace_router.metrics import RouterMetrics
+from headrace_router.policy_file import PolicyFile
+from headrace_testing.waiting import eventually
+
+LONG = 1000
+
+
+@pytest.fixture
+def make_dispatcher(fleet):
+    def make(**sections: object) -> Dispatcher:
+        file = PolicyFile.model_validate({"version": 1} | sections)
+        metrics = RouterMetrics(CollectorRegistry())
+        dispatcher = Dispatcher(
+            fleet.pipeline, fleet.loads, fleet.predictor, file, fleet.clock, Random(1), metrics
+        )
+        fleet.table.on_change(dispatcher.notice_change)
+        return dispatcher
+
+    return make
+
+
+@pytest.fixture
+async def dispatcher(make_dispatcher) -> AsyncIterator[Dispatcher]:
+    dispatcher = make_dispatcher()
+    running = asyncio.create_task(dispatcher.run())
+    yield dispatcher
+    await cancel_and_wait(running)
+
+
+def picked(ticket: Ticket) -> str:
+    return ticket.picked.result().chosen.key.worker_id
+
+
+async def test_an_idle_fleet_picks_at_once(fleet, ask, make_dispatcher) -> None:
+    """Without any pass over the queues."""
+    fleet.add("w1")
+    dispatcher = make_dispatcher()
+    ticket = dispatcher.submit(ask(), None)
+    assert picked(ticket) == "w1"
+    assert fleet.loads.num_requests() == 1
+    ticket.close()
+    ticket.close()
+    assert fleet.loads.num_requests() == 0
+
+
+async def test_the_first_token_of_one_lets_the_next_go(fleet, ask, dispatcher) -> None:
+    """While its prompt is computed the replica gets nothing new; then it does, though it runs."""
+    fleet.add("w1")
+    first = dispatcher.submit(ask(LONG), None)
+    second = dispatcher.submit(ask(LONG), None)
+    await asyncio.sleep(0.02)
+    assert not second.picked.done()
+    first.progress(PickProgress(first_token=True, ttft_s=1.0))
+    await eventually(second.picked.done)
+    assert fleet.loads.num_requests() == 2
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("how", ["end", "report"])
+async def test_an_end_or_a_report_lets_the_next_go(fleet, ask, dispatcher, how: str) -> None:
+    """A lost first-token message does not hold the queue for ever."""
+    key = fleet.add("w1")
+    first = dispatcher.submit(ask(LONG), None)
+    second = dispatcher.submit(ask(LONG), None)
+    fleet.clock.advance(1.0)
+    if how == "end":
+        first.close()
+    else:
+        fleet.report(key, num_running=1)
+    await eventually(second.picked.done)
+    first.close()
+    second.close()
+    assert fleet.loads.num_requests() == 0
+
+
+async def test_cancelled_in_the_queue_is_gone(fleet, ask, dispatcher) -> None:
+    """It takes no replica and leaves no load."""
+    fleet.add("w1")
+    first = dispatcher.submit(ask(LONG), None)
+    second = dispatcher.submit(ask(LONG), None)
+    second.close()
+    first.close()
+    await asyncio.sleep(0.02)
+    assert fleet.loads.num_requests() == 0
+    assert second.picked.cancelled()
+
+
+async def test_cancelled_in_the_moment_of_the_pick_gives_the_load_back(
+    fleet, ask, make_dispatcher
+) -> None:
+    """The pick has happened, the caller does not know it yet, and leaves."""
+    fleet.add("w1")
+    dispatcher = make_dispatcher()
+    first = dispatcher.submit(ask(LONG), None)
+    second = dispatcher.submit(ask(LONG), None)
+
+    async def caller() -> None:
+        try:
+            await second.picked
+        finally:
+            second.close()
+
+    task = asyncio.create_task(caller())
+    await asyncio.sleep(0)
+    first.close()
+    dispatcher.release_all()
+    assert fleet.loads.num_requests() == 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert fleet.loads.num_requests() == 0
+
+
+async def test_a_storm_of_cancellations_leaves_nothing(fleet, ask, dispatcher) -> None:
+    """Hundreds of requests, cancelled at any point of their life, release exactly once each."""
+    for idx in range(3):
+        fleet.add(f"w{idx}")
+    random = Random(7)
+    peak = 0
+
+    async def request(number: int) -> None:
+        ticket = dispatcher.submit(ask(LONG, chain=(number % 5,), tenant_id=f"t{number % 4}"), None)
+        try:
+            await ticket.picked
+            await asyncio.sleep(random.random() * 0.01)
+            ticket.progress(PickProgress(first_token=True, ttft_s=0.5, output_tokens=3))
+            await asyncio.sleep(random.random() * 0.01)
+            ticket.progress(PickProgress(output_tokens=9))
+        finally:
+            ticket.close()
+
+    tasks = [asyncio.create_task(request(number)) for number in range(300)]
+    for task in random.sample(tasks, 200):
+        await asyncio.sleep(random.random() * 0.002)
+        peak = max(peak, fleet.loads.num_requests())
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert peak > 1
+    assert fleet.loads.num_requests() == 0
+    assert fleet.loads.in_flight.num_entries() == 0
+    for idx in range(3):
+        key = fleet.table.get(f"w{idx}").key
+        assert fleet.loads.load(key, None) == (0, 0, 0)
+
+
+async def test_waiting_has_an_end(fleet, ask, dispatcher) -> None:
+    """The request's own bound, then QueueFull with a time to come back."""
+    fleet.add("w1")
+    first = dispatcher.submit(ask(LONG), None)
+    second = dispatcher.submit(ask(LONG), 0.5)
+    fleet.clock.advance(0.6)
+    dispatcher.notice_change()
+    with pytest.raises(QueueFull) as caught:
+        await second.picked
+    assert caught.value.retry_after_s >= 1.0
+    first.close()
+    second.close()
+
+
+async def test_waiting_for_nobody_ends_at_once(fleet, ask, dispatcher) -> None:
+    """When the last replica is lost, those who wait for it are told."""
+    fleet.add("w1")
+    first = dispatcher.submit(ask(LONG), None)
+    second = dispatcher.submit(ask(LONG), None)
+    fleet.table.lose("w1")
+    with pytest.raises(NoReplica):
+        await asyncio.wait_for(second.picked, 2)
+    first.close()
+    second.close()
+
+
+async def test_the_queue_is_bounded(fleet, ask, make_dispatcher) -> None:
+    """The newcomer, or somebody less important, is refused."""
+    fleet.add("w1")
+    dispatcher = make_dispatcher(queue={"max_waiting_per_model": 1})
+    tickets = [dispatcher.submit(ask(LONG), None)]
+    tickets.append(dispatcher.submit(ask(LONG, priority=BATCH), None))
+    with pytest.raises(QueueFull):
+        dispatcher.submit(ask(LONG, priority=BATCH), None)
+    tickets.append(dispatcher.submit(ask(LONG, priority=HIGH), None))
+    with pytest.raises(QueueFull):
+        await tickets[1].picked
+    for ticket in tickets:
+        ticket.close()
+
+
+async def test_a_new_prompt_follows_the_one_under_way(fleet, ask, dispatcher) -> None:
+    """Eight equal prompts, two replicas: all go where the first one computes the prefix."""
+    fleet.add("w1")
+    fleet.add("w2")
+    query = ask(LONG, chain=tuple(range(1, 62)))
+    tickets = [dispatcher.submit(query, None) for _ in range(8)]
+    tickets[0].progress(PickProgress(first_token=True, ttft_s=1.0))
+    for ticket in tickets:
+        await asyncio.wait_for(asyncio.shield(ticket.picked), 2)
+        ticket.progress(PickProgress(first_token=True, ttft_s=0.1))
+    assert len({picked(ticket) for ticket in tickets}) == 1
+    for ticket in tickets:
+        ticket.close()
+
+
+async def test_unknown_models_are_not_remembered(fleet, ask, make_dispatcher) -> None:
+    """Names come from callers: they must not fill memory."""
+    fleet.add("w1")
+    dispatcher = make_dispatcher()
+    for number in range(50):
+        with pytest.raises(HeadraceError):
+            dispatcher.submit(ask(model=f"no-such-{number}"), None)
+    assert dispatcher._policies == {}
+    assert dispatcher._queues == {}
+
+
+@pytest.mark.parametrize("policy", ["least-load", "weighted", "round-robin", "random"])
+async def test_other_policies_by_name(fleet, ask, make_dispatcher, policy: str) -> None:
+    """They release at once, and wait only for room."""
+    key = fleet.add("w1")
+    dispatcher = make_dispatcher(pick={"policy": policy})
+    tickets = [dispatcher.submit(ask(LONG), None) for _ in range(3)]
+    assert [picked(ticket) for ticket in tickets] == ["w1"] * 3
+    assert tickets[0].picked.result().policy.name == policy
+    fleet.report(key, max_requests=3)
+    tickets.append(dispatcher.submit(ask(LONG), None))
+    assert not tickets[3].picked.done()
+    tickets[0].close()
+    dispatcher.release_all()
+    assert tickets[3].picked.done()
+    for ticket in tickets:
+        ticket.close()

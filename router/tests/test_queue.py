@@ -1,0 +1,154 @@
+"""The queue of one model."""
+
+from random import Random
+
+import pytest
+
+from headrace_common.errors import QueueFull
+from headrace_common.kv_index import ReplicaKey
+from headrace_router.candidate import BATCH, HIGH, Candidate
+from headrace_router.fairness import VirtualCounters
+from headrace_router.pick import Choice
+from headrace_router.policies import HoldParameters, HoldPolicy
+from headrace_router.queue import SCAN_LIMIT, ModelQueue, Waiting
+from headrace_router.replicas import Replica
+
+POLICY = HoldPolicy(HoldParameters(), Random(1))
+
+
+@pytest.fixture
+def counters() -> VirtualCounters:
+    return VirtualCounters(output_weight=2.0, slack_tokens=0)
+
+
+@pytest.fixture
+def waiting(ask):
+    def make(request_id: str = "r", arrived_s: float = 0.0, own: int = 1, **fields) -> Waiting:
+        query = ask(own, request_id=request_id, **fields)
+        return Waiting(query, arrived_s, arrived_s + 10, on_leave=lambda _: None)
+
+    return make
+
+
+def choose(one: Waiting) -> Choice:
+    """Anybody may go; own work in seconds = prompt tokens."""
+    chosen = Candidate(Replica("w", ReplicaKey("w", 1)), own_s=float(one.query.prompt_tokens))
+    return Choice(chosen, [chosen], POLICY, 0.0)
+
+
+def drain(queue: ModelQueue, now_s: float = 0.0) -> list[str]:
+    order = []
+    while (release := queue.next_release(choose, now_s)) is not None:
+        order.append(release.waiting.query.request_id)
+        queue.remove(release.waiting)
+    assert len(queue) == 0
+    return order
+
+
+def test_classes_come_first_then_short_work(counters, waiting) -> None:
+    """BATCH runs in the gaps."""
+    queue = ModelQueue(counters, 100)
+    for one in (
+        waiting("batch", own=1, priority=BATCH),
+        waiting("long", own=9),
+        waiting("short", own=2),
+        waiting("high", own=50, priority=HIGH),
+    ):
+        queue.add(one, 1.0)
+    assert drain(queue) == ["high", "short", "long", "batch"]
+
+
+def test_age_lets_long_work_through(counters, waiting) -> None:
+    """Short requests cannot starve a long one."""
+    queue = ModelQueue(counters, 100)
+    queue.add(waiting("old and long", arrived_s=0.0, own=9), 1.0)
+    queue.add(waiting("new and short", arrived_s=50.0, own=1), 1.0)
+    assert drain(queue, now_s=50.0) == ["old and long", "new and short"]
+
+
+def test_the_tenant_served_least_goes_first(counters, waiting) -> None:
+    """However long its work is."""
+    counters.charge("greedy", prompt_tokens=1000)
+    queue = ModelQueue(counters, 100)
+    queue.add(waiting("g", own=1, tenant_id="greedy"), 1.0)
+    counters.charge("greedy", prompt_tokens=1000)
+    queue.add(waiting("m", own=5, tenant_id="modest"), 1.0)
+    counters.charge("greedy", prompt_tokens=1)
+    assert drain(queue) == ["m", "g"]
+
+
+def test_one_that_must_wait_blocks_nobody(counters, waiting) -> None:
+    """The next class and the next tenant are looked at."""
+    queue = ModelQueue(counters, 100)
+    queue.add(waiting("stuck", priority=HIGH), 1.0)
+    queue.add(waiting("free"), 1.0)
+    release = queue.next_release(
+        lambda one: None if one.query.request_id == "stuck" else choose(one), 0.0
+    )
+    assert release.waiting.query.request_id == "free"
+
+
+def test_a_pass_looks_at_a_bounded_number(counters, waiting) -> None:
+    """A long queue does not make decisions slow."""
+    queue, looked_at = ModelQueue(counters, 1000), []
+    for number in range(500):
+        queue.add(waiting(str(number), tenant_id=f"t{number % 3}"), 1.0)
+    assert queue.next_release(looked_at.append, 0.0) is None
+    assert len(looked_at) == SCAN_LIMIT
+    assert {one.query.tenant_id for one in looked_at} == {"t0", "t1", "t2"}
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back(counters, waiting) -> None:
+    """Of equals the newcomer loses."""
+    queue = ModelQueue(counters, 2)
+    queue.add(waiting("a"), 1.0)
+    queue.add(waiting("b"), 1.0)
+    with pytest.raises(QueueFull) as caught:
+        queue.add(waiting("c"), 7.0)
+    assert caught.value.retry_after_s == 7.0
+    assert len(queue) == 2
+
+
+def test_a_full_queue_makes_room_for_a_higher_class(counters, waiting) -> None:
+    """The newest of the lowest class loses its place."""
+    queue = ModelQueue(counters, 2)
+    queue.add(waiting("old", priority=BATCH), 1.0)
+    queue.add(waiting("new", priority=BATCH), 1.0)
+    victim = queue.add(waiting("urgent", priority=HIGH), 1.0)
+    assert victim.query.request_id == "new"
+    assert drain(queue) == ["urgent", "old"]
+
+
+def test_one_tenant_cannot_fill_the_queue(counters, waiting) -> None:
+    """The tenant with the most waiting requests gives up its newest."""
+    queue = ModelQueue(counters, 3)
+    for number in range(3):
+        queue.add(waiting(f"flood{number}", tenant_id="flood"), 1.0)
+    victim = queue.add(waiting("mine", tenant_id="other"), 1.0)
+    assert victim.query.request_id == "flood2"
+    with pytest.raises(QueueFull):
+        queue.add(waiting("flood3", tenant_id="flood"), 1.0)
+
+
+def test_no_queue_at_all_refuses(counters, waiting) -> None:
+    """A bound of zero means: go now or not at all."""
+    with pytest.raises(QueueFull):
+        ModelQueue(counters, 0).add(waiting(), 1.0)
+
+
+def test_expired_requests_are_found(counters, waiting) -> None:
+    """Each has its own deadline."""
+    queue = ModelQueue(counters, 10)
+    queue.add(waiting("a", arrived_s=0.0), 1.0)
+    queue.add(waiting("b", arrived_s=5.0), 1.0)
+    assert queue.next_deadline_s() == 10.0
+    assert [one.query.request_id for one in queue.expired(10.0)] == ["a"]
+
+
+def test_removing_twice_is_harmless(counters, waiting) -> None:
+    """A cancelled request may have left already."""
+    queue, one = ModelQueue(counters, 10), waiting()
+    queue.add(one, 1.0)
+    assert queue.remove(one)
+    assert not queue.remove(one)
+    assert len(queue) == 0
