@@ -45,7 +45,7 @@ class LocalPostgres:
     def start(self) -> None:
         """Start and wait until it takes connections."""
         # fsync off: nobody pulls the plug in a test, and it saves most of the time.
-        options = f"-p {self.port} -k {self._folder} -c listen_addresses=127.0.0.1 -c fsync=off"
+        options = f"-p {self.port} -k {self._folder} -c listen_addresses=127.0.0.1 -c fsync=off -c full_page_writes=off"
         log = self._folder / "server.log"
         self._run("pg_ctl", "-D", self._data, "-l", log, "-o", options, "-w", "-t", "30", "start")
 
@@ -59,10 +59,11 @@ class LocalPostgres:
             self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def create_database(self) -> str:
-        """Make an empty database; return its SQLAlchemy URL."""
+    def create_database(self, template_url: str = "") -> str:
+        """Make a database, empty or a copy of an unused one; return its SQLAlchemy URL."""
         name = f"test_{secrets.token_hex(6)}"
-        self._admin(f'CREATE DATABASE "{name}"')
+        template = template_url.rpartition("/")[2] or "template1"
+        self._admin(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
         return f"postgresql+psycopg://{_USER}@127.0.0.1:{self.port}/{name}"
 
     def drop_database(self, url: str) -> None:

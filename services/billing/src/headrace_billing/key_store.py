@@ -218,7 +218,7 @@ def write_last_used(connection: Connection, used_unix_s: dict[str, int]) -> None
 
 def changes_since(connection: Connection, revision: int) -> Changes:
     """Tell what has changed after *revision*."""
-    counters = dict(connection.execute(select(_meta.c.name, _meta.c.value)).tuples().all())
+    counters = dict(connection.execute(select(_meta.c.name, _meta.c.value)).all())
     if counters["revision"] == revision:
         return Changes(revision, (), prices=False)
     key_ids = connection.execute(

@@ -48,7 +48,7 @@ def find_missing(connection: Connection, events: Sequence[EventId]) -> list[Even
     for ids in _chunks(wanted):
         for table in (_events, schema.dead_letters):
             query = select(table.c.request_id, table.c.kind).where(table.c.request_id.in_(ids))
-            known.update(connection.execute(query).tuples())
+            known.update(connection.execute(query))
     return [it for it in events if (it.request_id, it.kind) not in known]
 
 

@@ -1,0 +1,231 @@
+"""Bookings in SQL: each event once, all or nothing, in any order."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import pytest
+from google.protobuf.message import Message
+from sqlalchemy import Connection, func, select, text
+
+from headrace_billing import schema
+from headrace_billing.bookkeeper import BatchResult, Bookkeeper, Delivery
+from headrace_billing.consumer import read_positions
+from headrace_billing.store import Database
+from headrace_billing.verify import verify
+from headrace_contracts.types.v1.types_pb2 import TokenUsage
+from headrace_contracts.usage.v1.usage_pb2 import (
+    ENDING_CLIENT_GONE,
+    ENDING_SWEPT,
+    UsageEvent,
+    WorkerUsage,
+)
+from headrace_testing.usage_events import (
+    ADMITTED_UNIX_US,
+    AMOUNT_NANO_USD,
+    USAGE,
+    closed,
+    opened,
+    witnessed,
+)
+
+T = TypeVar("T")
+NOW = 1_800_000_100
+WORKERS = "workers"
+
+
+def deliveries(messages: Sequence[Message | bytes], start: int = 0) -> list[Delivery]:
+    """Give messages the places they would have in a log."""
+    return [
+        Delivery(
+            topic=WORKERS if isinstance(it, WorkerUsage) else "usage",
+            partition=0,
+            offset=start + idx,
+            value=it if isinstance(it, bytes) else it.SerializeToString(),
+        )
+        for idx, it in enumerate(messages)
+    ]
+
+
+class Books:
+    """Shortcuts for one database."""
+
+    def __init__(self, database: Database) -> None:
+        self.database, self.keeper = database, Bookkeeper(WORKERS)
+
+    async def book(self, *messages: Message | bytes) -> BatchResult:
+        batch = deliveries(messages)
+        return await self.database.write(lambda it: self.keeper.book_batch(it, batch, NOW))
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        return await self.database.read(work)
+
+    async def balances(self) -> dict[str, int]:
+        rows = await self.read(lambda it: it.execute(select(schema.balances)).all())
+        return dict(rows)
+
+    async def findings(self) -> list[tuple[str, str]]:
+        table = schema.reconciliation
+        query = select(table.c.request_id, table.c.finding).order_by(table.c.request_id)
+        return [tuple(row) for row in await self.read(lambda it: it.execute(query).all())]
+
+
+@pytest.fixture
+def books(database: Database) -> Books:
+    return Books(database)
+
+
+async def test_a_request_is_open_until_its_close_is_booked(books: Books) -> None:
+    """Then the tenant owes and the books still sum to zero."""
+    assert await books.book(opened()) == BatchResult(opened=1)
+    assert (await books.read(verify)).num_open == 1
+    assert await books.balances() == {}
+    assert await books.book(closed()) == BatchResult(closed=1)
+    found = await books.read(verify)
+    assert (found.ok, found.num_open, found.num_entries, found.num_events) == (True, 0, 1, 2)
+    balances = await books.balances()
+    assert balances["receivable:acme"] == AMOUNT_NANO_USD
+    assert sum(balances.values()) == 0
+
+
+async def test_an_event_that_comes_again_changes_nothing(books: Books) -> None:
+    """In the same batch or a later one, from another place of an outbox too."""
+    again = closed()
+    again.outbox_id, again.outbox_seq = "other", 77
+    assert await books.book(opened(), opened(), closed(), again) == BatchResult(
+        opened=1, closed=1, duplicates=2
+    )
+    assert await books.book(closed(), opened()) == BatchResult(duplicates=2)
+    assert (await books.balances())["receivable:acme"] == AMOUNT_NANO_USD
+    assert await books.findings() == []
+
+
+async def test_an_opened_that_comes_late_does_not_open_again(books: Books) -> None:
+    """A closed request stays closed, whatever the order."""
+    await books.book(closed())
+    await books.book(opened())
+    found = await books.read(verify)
+    assert (found.ok, found.num_open, found.num_events) == (True, 0, 2)
+
+
+async def test_a_different_close_of_the_same_request_is_a_finding(books: Books) -> None:
+    """The first stands; the difference is written down once."""
+    other = closed(usage=TokenUsage(prompt_tokens=1), ending=ENDING_CLIENT_GONE)
+    await books.book(closed())
+    await books.book(other)
+    await books.book(other)
+    assert (await books.balances())["receivable:acme"] == AMOUNT_NANO_USD
+    assert await books.findings() == [("req_1", "conflicting_duplicate")]
+
+
+async def test_a_real_close_after_a_swept_one_is_kept_for_reconciliation(books: Books) -> None:
+    """It changes no balance."""
+    swept = closed(ending=ENDING_SWEPT, usage=TokenUsage(), amount_nano_usd=0)
+    await books.book(opened(), swept)
+    assert await books.book(closed()) == BatchResult(duplicates=1, late_closes=1)
+    assert await books.book(closed()) == BatchResult(duplicates=1)
+    assert await books.balances() == {}
+    assert await books.findings() == [("req_1", "late_close")]
+    found = await books.read(verify)
+    assert found.ok
+    assert "late_close of req_1: booked 0 nano-USD, this one owes 3080" in found.problems[0]
+
+
+async def test_a_swept_close_after_a_real_one_is_nothing_new(books: Books) -> None:
+    """The gateway's recovery and its close may cross."""
+    await books.book(closed())
+    await books.book(closed(ending=ENDING_SWEPT, usage=TokenUsage()))
+    assert await books.findings() == []
+
+
+async def test_a_swept_close_takes_the_workers_count(books: Books) -> None:
+    """Also when both come in one batch, in the order the log gives them."""
+    swept = closed(ending=ENDING_SWEPT, usage=TokenUsage(), amount_nano_usd=0)
+    less = witnessed(usage=TokenUsage(prompt_tokens=100, output_tokens=1), worker_id="w0")
+    result = await books.book(less, witnessed(), witnessed(), opened(), swept)
+    assert (result.witnesses, result.mismatches) == (2, 0)
+    assert (await books.balances())["receivable:acme"] == AMOUNT_NANO_USD
+    events = await books.read(lambda it: it.execute(select(schema.usage_events.c.payload)).all())
+    assert any(UsageEvent.FromString(row.payload).usage == USAGE for row in events)
+    assert (await books.read(verify)).ok
+
+
+async def test_another_amount_of_the_gateway_is_counted_not_booked(books: Books) -> None:
+    """The books stay right; the difference is listed."""
+    result = await books.book(closed(amount_nano_usd=5))
+    assert result.mismatches == 1
+    found = await books.read(verify)
+    assert found.ok
+    assert "computed 5 nano-USD, the ledger booked 3080" in found.problems[0]
+
+
+async def test_poison_is_kept_and_the_rest_goes_on(books: Books) -> None:
+    """Bytes, place and reason are there for a person; delivered again, it is kept once."""
+    bad_event = closed("req_bad", usage=TokenUsage(prompt_tokens=1, cached_gpu_tokens=2))
+    messages = [b"\xff\xff\xff", opened(), bad_event, closed("a\x00b"), b"", closed()]
+    result = await books.book(*messages)
+    assert (result.opened, result.closed, result.dead_letters) == (1, 1, 4)
+    assert (await books.book(*messages)).dead_letters == 0
+    letters = await books.read(
+        lambda it: it.execute(select(schema.dead_letters).order_by("log_offset")).all()
+    )
+    assert [(row.log_offset, row.request_id, row.error[:12]) for row in letters] == [
+        (0, "", "not a UsageE"),
+        (2, "req_bad", "token counts"),
+        (3, "", "request_id i"),
+        (4, "", "kind 0 is ne"),
+    ]
+    assert letters[0].payload == b"\xff\xff\xff"
+    found = await books.read(verify)
+    assert (found.ok, found.num_dead_letters) == (True, 4)
+
+
+async def test_a_bad_event_does_not_bury_a_good_one_of_the_same_request(books: Books) -> None:
+    """Each message is judged by itself."""
+    bad = closed(usage=TokenUsage(prompt_tokens=1, cached_gpu_tokens=2))
+    result = await books.book(closed(), bad)
+    assert (result.closed, result.dead_letters) == (1, 1)
+    (letter,) = await books.read(lambda it: it.execute(select(schema.dead_letters)).all())
+    assert letter.payload == bad.SerializeToString()
+
+
+async def test_a_worthless_witness_is_poison_too(books: Books) -> None:
+    """It has no request to speak for."""
+    result = await books.book(WorkerUsage(usage=USAGE))
+    assert (result.witnesses, result.dead_letters) == (0, 1)
+
+
+async def test_positions_move_with_the_bookings(books: Books) -> None:
+    """Forwards, and backwards when a log began anew."""
+    await books.book(opened(), closed(), witnessed())
+    positions = await books.read(read_positions)
+    assert {key: it.next_offset for key, it in positions.items()} == {
+        ("usage", 0): 2,
+        (WORKERS, 0): 3,
+    }
+    await books.book(opened("req_2"))
+    assert (await books.read(read_positions))["usage", 0].next_offset == 1
+
+
+async def test_a_batch_that_fails_in_the_middle_leaves_nothing(books: Books) -> None:
+    """Events, postings, balances and positions share one transaction."""
+
+    def fail(connection: Connection) -> None:
+        books.keeper.book_batch(connection, deliveries([opened(), closed()]), NOW)
+        connection.execute(text("SELECT * FROM no_such_table"))
+
+    with pytest.raises(Exception, match=r"no_such_table|Unavailable|cannot answer"):
+        await books.database.write(fail)
+    for table in schema.metadata.sorted_tables:
+        if table.name in ("usage_events", "entries", "postings", "balances", "log_positions"):
+            count = select(func.count()).select_from(table)
+            assert await books.read(lambda it, count=count: it.execute(count).scalar()) == 0
+    assert await books.book(opened(), closed()) == BatchResult(opened=1, closed=1)
+
+
+async def test_an_event_without_deadline_is_looked_after_in_an_hour(books: Books) -> None:
+    """No request stays open for ever."""
+    event = opened()
+    event.ClearField("deadline_unix_us")
+    await books.book(event)
+    row = (await books.read(lambda it: it.execute(select(schema.open_requests)).all()))[0]
+    assert row.deadline_unix_us == ADMITTED_UNIX_US + 3600 * 10**6

@@ -1,0 +1,122 @@
+"""The sweeper closes what nobody closed, never too early."""
+
+import pytest
+from prometheus_client import CollectorRegistry
+from sqlalchemy import Connection, select
+
+from headrace_billing import schema
+from headrace_billing.bookkeeper import Bookkeeper, Delivery
+from headrace_billing.metrics import BillingMetrics
+from headrace_billing.store import Database
+from headrace_billing.sweeper import Sweeper
+from headrace_billing.verify import verify
+from headrace_contracts.usage.v1.usage_pb2 import ENDING_SWEPT, UsageEvent, WorkerUsage
+from headrace_testing.clock import FakeClock
+from headrace_testing.usage_events import AMOUNT_NANO_USD, closed, opened, witnessed
+
+GRACE_S = 30.0
+
+
+class Scene:
+    """A sweeper over one database, with a log that has been read to its end for long."""
+
+    def __init__(self, database: Database, clock: FakeClock) -> None:
+        self.database, self.clock, self.keeper = database, clock, Bookkeeper("workers")
+        self.caught_up_s = 1000.0
+        self.registry = CollectorRegistry()
+        self.sweeper = Sweeper(
+            database,
+            self.keeper,
+            lambda: self.caught_up_s,
+            clock,
+            BillingMetrics(self.registry),
+            grace_s=GRACE_S,
+            interval_s=1.0,
+        )
+
+    async def book(self, *messages: UsageEvent | WorkerUsage) -> None:
+        batch = [
+            Delivery(
+                "workers" if isinstance(it, WorkerUsage) else "usage",
+                0,
+                idx,
+                it.SerializeToString(),
+            )
+            for idx, it in enumerate(messages)
+        ]
+        await self.database.write(lambda it: self.keeper.book_batch(it, batch, 1))
+
+    async def entries(self) -> dict[str, int]:
+        def read(connection: Connection) -> dict[str, int]:
+            query = select(schema.entries.c.request_id, schema.entries.c.amount_nano_usd)
+            return dict(connection.execute(query).all())
+
+        return await self.database.read(read)
+
+
+@pytest.fixture
+def scene(database: Database, clock: FakeClock) -> Scene:
+    return Scene(database, clock)
+
+
+async def test_an_open_request_is_closed_after_deadline_and_grace(scene: Scene) -> None:
+    """Not a moment before; then it has its one entry and is not open any more."""
+    await scene.book(opened(life_s=60))
+    scene.clock.advance(60 + GRACE_S - 1)
+    assert await scene.sweeper.sweep() == 0
+    assert scene.registry.get_sample_value("headrace_billing_open_requests") == 1
+    scene.clock.advance(2)
+    assert await scene.sweeper.sweep() == 1
+    assert await scene.entries() == {"req_1": 0}
+    found = await scene.database.read(verify)
+    assert (found.ok, found.num_open, found.num_events) == (True, 0, 2)
+    assert await scene.sweeper.sweep() == 0
+
+
+async def test_a_witness_makes_a_swept_request_cost_what_was_made(scene: Scene) -> None:
+    """The request with a worker's count is captured, the other voided."""
+    await scene.book(witnessed("req_1"), opened("req_1"), opened("req_2"))
+    scene.clock.advance(1000)
+    assert await scene.sweeper.sweep() == 2
+    assert await scene.entries() == {"req_1": AMOUNT_NANO_USD, "req_2": 0}
+    query = select(schema.usage_events.c.payload).where(schema.usage_events.c.source == "sweeper")
+    payloads = await scene.database.read(lambda it: it.execute(query).scalars().all())
+    events = [UsageEvent.FromString(it) for it in payloads]
+    assert {it.ending for it in events} == {ENDING_SWEPT}
+    assert {it.request_id: it.estimated for it in events} == {"req_1": False, "req_2": True}
+
+
+async def test_nothing_is_swept_while_the_log_is_behind(scene: Scene) -> None:
+    """The close may be on its way: the log must have been at its end for the whole grace."""
+    await scene.book(opened())
+    scene.clock.advance(1000)
+    for caught_up_s in (0.0, GRACE_S - 1):
+        scene.caught_up_s = caught_up_s
+        assert await scene.sweeper.sweep() == 0
+    scene.caught_up_s = GRACE_S
+    assert await scene.sweeper.sweep() == 1
+
+
+async def test_a_real_close_after_the_sweep_changes_nothing(scene: Scene) -> None:
+    """It is a finding."""
+    await scene.book(opened())
+    scene.clock.advance(1000)
+    await scene.sweeper.sweep()
+    await scene.book(closed())
+    assert await scene.entries() == {"req_1": 0}
+    found = await scene.database.read(verify)
+    assert found.ok
+    assert "late_close" in found.problems[0]
+
+
+async def test_more_than_one_round_is_swept_at_once(scene: Scene) -> None:
+    """A gateway with many running requests may die."""
+    await scene.book(*(opened(f"req_{i:03d}") for i in range(450)))
+    scene.clock.advance(1000)
+    assert await scene.sweeper.sweep() == 450
+    found = await scene.database.read(verify)
+    assert (found.ok, found.num_open) == (True, 0)
+    booked = scene.registry.get_sample_value(
+        "headrace_billing_events_booked_total", {"kind": "closed", "source": "sweeper"}
+    )
+    assert booked == 450
