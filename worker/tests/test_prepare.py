@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import shutil
 import subprocess
 import sys
@@ -146,10 +147,19 @@ def test_processes_that_want_the_same_folder_take_turns(tmp_path: Path, source: 
 
 
 def test_changed_file_gets_another_folder(tmp_path: Path, source: Path) -> None:
-    """A file that was replaced is not served from the old folder."""
+    """A file that was replaced, by one of equal size too, is not served from the old folder."""
     before = prepared_dir(source, tmp_path)
+    write_gguf(source, seed=1)
+    changed = prepared_dir(source, tmp_path)
     write_gguf(source, quantization=gguf.GGMLQuantizationType.F16)
-    assert prepared_dir(source, tmp_path) != before
+    assert len({before, changed, prepared_dir(source, tmp_path)}) == 3
+
+
+def test_file_fetched_again_keeps_its_folder(tmp_path: Path, source: Path) -> None:
+    """A new time of change alone does not cost another conversion."""
+    before = prepared_dir(source, tmp_path)
+    os.utime(source, (1, 1))
+    assert prepared_dir(source, tmp_path) == before
 
 
 def test_model_folder_is_used_directly(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ from headrace_worker.model.weights import tensor_plan
 Progress = Callable[[str, int, int], None]
 
 _SPARE_BYTES = 64 << 20
+# Holds the header, and at the other end weights, which differ between any two trainings.
+_END_BYTES = 1 << 20
 _HASH_CHUNK_BYTES = 4 << 20
 
 
@@ -56,13 +58,17 @@ def ensure_prepared(source: Path, cache_dir: Path, progress: Progress | None = N
 
 
 def prepared_dir(source: Path, cache_dir: Path) -> Path:
-    """Name the folder of a GGUF file, by name, size, time of change and format.
+    """Name the folder of a GGUF file, by its size, its two ends and the format.
 
-    The content is not hashed: that would read the whole file at each start.
+    The whole content is not hashed: that would read the file at each start. The time of change is
+    no part of it: a file fetched again is the same file.
     """
-    stat = source.stat()
-    identity = f"{source.name}|{stat.st_size}|{stat.st_mtime_ns}|{prepared_folder.FORMAT}"
-    return cache_dir / f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    digest = hashlib.sha256(f"{prepared_folder.FORMAT}|{source.stat().st_size}|".encode())
+    with source.open("rb") as file:
+        digest.update(file.read(_END_BYTES))
+        file.seek(max(0, source.stat().st_size - _END_BYTES))
+        digest.update(file.read(_END_BYTES))
+    return cache_dir / f"{source.stem}-{digest.hexdigest()[:12]}"
 
 
 def prepare(source: Path, folder: Path, progress: Progress | None = None) -> None:
