@@ -266,58 +266,39 @@ class TestClientsThatLeave:
 class TestGuard:
     """Nothing flagged leaks; no verdict is never "clean"."""
 
-    @pytest.mark.parametrize("streaming", [True, False])
-    @pytest.mark.parametrize(
-        "where",
-        [
-            "user",
-            "system",
-            "earlier",
-            "assistant",
-            "tool",
-            "part",
-            "two_parts",
-            "name",
-            "tool_call",
-        ],
-    )
-    async def test_every_part_of_the_input_is_looked_at(
-        self, fleet: GatewayFleet, where: str, streaming: bool
-    ) -> None:
+    async def test_every_part_of_the_input_is_looked_at(self, fleet: GatewayFleet) -> None:
         """A blocked word is found wherever it stands, and no worker sees the request."""
         fleet.guard.blocked = ("heron",)
         text: str = "a heron here"
         call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
         said = {**call, "function": {"name": "f", "arguments": json.dumps({"q": text})}}
         user = {"role": "user", "content": "hi"}
-        messages: dict[str, list[dict[str, Any]]] = {
-            "user": [{"role": "user", "content": text}],
-            "system": [{"role": "system", "content": text}, user],
-            "earlier": [{"role": "user", "content": text}, user],
-            "assistant": [user, {"role": "assistant", "content": text}, user],
-            "tool": [
+        conversations: list[list[dict[str, Any]]] = [
+            [{"role": "user", "content": text}],
+            [{"role": "system", "content": text}, user],
+            [{"role": "user", "content": text}, user],
+            [user, {"role": "assistant", "content": text}, user],
+            [
                 user,
                 {"role": "assistant", "content": None, "tool_calls": [call]},
                 {"role": "tool", "tool_call_id": "c", "content": text},
             ],
-            "part": [
-                {"role": "user", "content": [{"type": "text", "text": "hi"}] * 2},
-                {"role": "user", "content": [{"type": "text", "text": text}]},
-            ],
-            "two_parts": [
+            [user, {"role": "user", "content": [{"type": "text", "text": text}]}],
+            [
                 {
                     "role": "user",
                     "content": [{"type": "text", "text": "her"}, {"type": "text", "text": "on"}],
                 }
             ],
-            "name": [{"role": "user", "name": "heron", "content": "hi"}],
-            "tool_call": [user, {"role": "assistant", "tool_calls": [said]}, user],
-        }
-        answer = await ask(fleet, content=messages[where], stream=streaming)
-        assert answer.status_code == 400
-        error = answer.json()["error"]
-        assert error["code"] == "content_filter"
-        assert "heron" not in error["message"]
+            [{"role": "user", "name": "heron", "content": "hi"}],
+            [user, {"role": "assistant", "tool_calls": [said]}, user],
+        ]
+        for messages in conversations:
+            for streaming in (False, True):
+                answer = await ask(fleet, content=messages, stream=streaming)
+                assert answer.status_code == 400
+                assert answer.json()["error"]["code"] == "content_filter"
+                assert "heron" not in answer.text
         assert fleet.worker.requests == []
         await fleet.settled()
         assert fleet.usage.events == []
