@@ -22,6 +22,7 @@ from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
 from headrace_gateway.outbox import Outbox, OutboxInUseError
 from headrace_gateway.outbox_metrics import OutboxMetrics
 from headrace_gateway.segments import Position, list_segments, segment_path
+from headrace_testing.waiting import eventually
 
 WRITER = Path(__file__).with_name("outbox_writer.py")
 
@@ -90,8 +91,7 @@ async def test_acknowledged_events_survive_a_power_cut(
             acknowledged.append(f"req_{number}")
 
         writes = [asyncio.create_task(write(number)) for number in range(150)]
-        while len(acknowledged) < 100:
-            await asyncio.sleep(0)
+        await eventually(lambda: len(acknowledged) >= 20, every_s=0)
         at_the_cut, sizes = list(acknowledged), dict(synced)
         await asyncio.gather(*writes)
     for segment in list_segments(tmp_path):
@@ -190,9 +190,7 @@ async def test_a_quiet_segment_is_finished_by_its_age(tmp_path: Path) -> None:
     """The last events of a busy hour can be confirmed without waiting for the next request."""
     async with running(tmp_path, segment_age_s=0.02) as outbox:
         await outbox.append_durable(event(1))
-        async with asyncio.timeout(5):
-            while not outbox.finished_segments():
-                await asyncio.sleep(0.01)
+        await eventually(outbox.finished_segments)
 
 
 async def test_returns_opened_requests_without_a_close(tmp_path: Path) -> None:
@@ -251,9 +249,7 @@ async def test_a_full_disk_refuses_work_and_nothing_is_lost_when_it_ends(tmp_pat
             with pytest.raises(Unavailable):
                 await outbox.append_durable(event(number))
         assert outbox.is_full
-    async with asyncio.timeout(5):
-        while outbox.is_full:
-            await asyncio.sleep(0.02)
+    await eventually(lambda: not outbox.is_full)
     await outbox.append_durable(event(4))
     events = await read_all(outbox)
     await outbox.close()

