@@ -1,0 +1,103 @@
+"""The gateway as a process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from headrace_testing.waiting import eventually_sync, free_port
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    port, metrics_port, nothing = free_port(), free_port(), f"127.0.0.1:{free_port()}"
+    return {
+        **os.environ,
+        "HEADRACE_GATEWAY_LISTEN": f"127.0.0.1:{port}",
+        "HEADRACE_GATEWAY_METRICS_LISTEN": f"127.0.0.1:{metrics_port}",
+        "HEADRACE_GATEWAY_ROUTER_ADDRESS": nothing,
+        "HEADRACE_GATEWAY_GUARD_ADDRESS": nothing,
+        "HEADRACE_GATEWAY_RATELIMIT_ADDRESS": nothing,
+        "HEADRACE_GATEWAY_BILLING_ADDRESS": nothing,
+        "HEADRACE_GATEWAY_KAFKA_BOOTSTRAP": nothing,
+        "HEADRACE_GATEWAY_OUTBOX_DIR": str(tmp_path / "outbox"),
+    }
+
+
+@pytest.fixture
+def process(environment: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with (tmp_path / "log").open("wb") as log:
+        started = subprocess.Popen(
+            [sys.executable, "-m", "headrace_gateway"], env=environment, stderr=log
+        )
+    yield started
+    if started.poll() is None:
+        started.kill()
+    started.wait()
+
+
+def is_healthy(address: str) -> bool:
+    try:
+        return httpx.get(f"http://{address}/health", timeout=1).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_starts_without_its_dependencies_and_leaves_on_sigterm(
+    process: subprocess.Popen[bytes], environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Nothing is up: it lives, says not ready, and exits 0 when told to."""
+    public = environment["HEADRACE_GATEWAY_LISTEN"]
+    eventually_sync(lambda: is_healthy(public), within_s=30)
+    assert httpx.get(f"http://{public}/ready").status_code == 503
+    metrics = environment["HEADRACE_GATEWAY_METRICS_LISTEN"]
+    assert httpx.get(f"http://{metrics}/ready").status_code == 503
+    assert "headrace_gateway_running_requests" in httpx.get(f"http://{metrics}/metrics").text
+    refused = httpx.get(f"http://{public}/v1/models", headers={"Authorization": "Bearer sk-hr-x"})
+    assert refused.status_code == 503
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=15) == 0
+    log = (tmp_path / "log").read_text()
+    assert "Traceback" not in log
+    assert "sk-hr-x" not in log
+
+
+def test_port_in_use_is_a_clear_message(environment: dict[str, str], tmp_path: Path) -> None:
+    """One line that names the address, exit code 1."""
+    with socket.socket() as taken:
+        host, port = environment["HEADRACE_GATEWAY_LISTEN"].split(":")
+        taken.bind((host, int(port)))
+        taken.listen()
+        ended = subprocess.run(
+            [sys.executable, "-m", "headrace_gateway"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert f"cannot listen on {host}:{port}" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_unknown_setting_stops_the_start(environment: dict[str, str]) -> None:
+    """A typo is told, not ignored."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "headrace_gateway"],
+        env={**environment, "HEADRACE_GATEWAY_LISTN": "x"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert "HEADRACE_GATEWAY_LISTN" in ended.stderr
