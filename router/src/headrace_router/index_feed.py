@@ -113,12 +113,12 @@ class IndexFeed:
         self._metrics.index_warm.set(1)
         _log.info("the mirror holds %d hashes", self._mirror.num_entries())
 
-    async def _read_changes(self) -> bool:
-        """Read and apply what is new; tell whether that was all."""
+    async def _read_changes(self, block_ms: int | None = _BLOCK_MS) -> bool:
+        """Read and apply what is new, waiting a little; tell whether that was all."""
         milliseconds, number = self._position or _START
         since = f"{milliseconds}-{number}"
         answer = await self._redis.xread(
-            {self._keys.deltas: since}, count=_READ_COUNT, block=_BLOCK_MS
+            {self._keys.deltas: since}, count=_READ_COUNT, block=block_ms
         )
         rows = _rows(answer)
         for stream_id, fields in rows:
