@@ -99,6 +99,18 @@ async def test_a_frozen_server_delays_the_first_call_by_the_timeout_and_the_next
         assert (await batcher.call(admit("after")))[0] == 1
 
 
+async def test_a_stall_of_this_process_is_not_taken_for_an_outage(redis_db_url: str) -> None:
+    """Redis answered in time; nobody was there to read it."""
+    async with running(redis_db_url, 0.05) as batcher:
+        for n in range(3):
+            call = asyncio.create_task(batcher.call(admit(f"l{n}")))
+            await asyncio.sleep(0)
+            # Blocks the loop while the batch is on its way.
+            asyncio.get_running_loop().call_soon(time.sleep, 0.1)
+            assert (await call)[0] == 1
+        assert batcher.is_up
+
+
 async def test_a_settlement_of_an_outage_runs_once_redis_is_back(own_redis: LocalServer) -> None:
     """Kept though the caller was told, or left; booked exactly once."""
     async with running(url_of(own_redis), 0.2) as batcher:

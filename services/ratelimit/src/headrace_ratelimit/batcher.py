@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import logging
 from collections import deque
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,12 @@ MAX_KEPT = 50_000
 _RETRY_S = 0.1
 # Background work on a server that just came back may take longer than a request may wait.
 _REVIVE_TIMEOUT_S = 2.0
+
+# The batch's own bound decides long before; this one ends tries to connect.
+_SOCKET_TIMEOUT_S = 1.0
+# A time-out that is noticed this late says that this process did not run, not that Redis did not.
+_STALL_S = 0.01
+_MAX_STALLS = 3
 
 Reply = Any  # Any: what a script returns: a number or a list
 
@@ -153,19 +160,22 @@ class Batcher:
         Raises:
             RedisError, OSError, TimeoutError: the server cannot serve.
         """
-        async with asyncio.timeout(timeout_s):
-            replies = await self._pipeline(commands)
-            forgotten = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
-            if forgotten:
-                await self._load_scripts()
-                again = await self._pipeline([commands[i] for i in forgotten])
-                for i, reply in zip(forgotten, again, strict=True):
-                    replies[i] = reply
+        replies = await _bounded(self._run(commands), timeout_s)
         for reply in replies:
             if isinstance(reply, RedisError) and not _is_script_failure(reply):
                 raise reply
             if isinstance(reply, Exception):
                 _log.error("a script failed: %s", reply)
+        return replies
+
+    async def _run(self, commands: list[Command]) -> list[Reply]:
+        replies = await self._pipeline(commands)
+        forgotten = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if forgotten:
+            await self._load_scripts()
+            again = await self._pipeline([commands[i] for i in forgotten])
+            for i, reply in zip(forgotten, again, strict=True):
+                replies[i] = reply
         return replies
 
     async def _pipeline(self, commands: list[Command]) -> list[Reply]:
@@ -184,7 +194,7 @@ class Batcher:
             await self._redis.script_load(source)
 
     async def _try_revive(self) -> None:
-        self._redis = request_path_client(self._url, max_connections=1, timeout_s=self._timeout_s)
+        self._redis = request_path_client(self._url, max_connections=1, timeout_s=_SOCKET_TIMEOUT_S)
         try:
             async with asyncio.timeout(_REVIVE_TIMEOUT_S):
                 await self._load_scripts()
@@ -243,6 +253,28 @@ class Batcher:
             with contextlib.suppress(RedisError, OSError, TimeoutError):
                 async with asyncio.timeout(1.0):
                     await redis.aclose()
+
+
+async def _bounded(work: Coroutine[Any, Any, list[Reply]], timeout_s: float) -> list[Reply]:
+    """Wait for *work*, at most *timeout_s* of time in which this event loop was running.
+
+    Raises:
+        TimeoutError: it took longer; the work is cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(work)
+    try:
+        for _ in range(_MAX_STALLS + 1):
+            due_s = loop.time() + timeout_s
+            await asyncio.wait({task}, timeout=timeout_s)
+            if task.done():
+                return task.result()
+            if loop.time() - due_s < _STALL_S:
+                break
+        raise TimeoutError(f"no answer within {timeout_s} s")
+    finally:
+        if not task.done():
+            await cancel_and_wait(task)
 
 
 def _is_script_failure(error: RedisError) -> bool:
