@@ -80,17 +80,18 @@ class Pipeline:
         held = self._mirror.depths(query.chain)
         coming = self._loads.in_flight.depths(query.chain)
         candidates = []
-        for replica in self._table.serving(query.model):
+        serving = self._table.serving(query.model)
+        usual_rate = self._predictor.usual_rate(replica.report for replica in serving)
+        for replica in serving:
             one = Candidate(replica, unfit(replica, query, now_s))
             candidates.append(one)
-            load = self._loads.load(
-                replica.key, replica.report if replica.is_fresh(now_s) else None
-            )
+            report = replica.report if replica.is_fresh(now_s) else None
+            load = self._loads.load(replica.key, report)
             if not one.filtered_by and not has_room(replica, load):
                 one.filtered_by = NO_ROOM
             one.hit_blocks = max(held.get(replica.key, 0), coming.get(replica.key, 0))
             one.uncached_tokens = query.prompt_tokens - query.cached_tokens(one.hit_blocks)
-            token_s = self._predictor.seconds_per_token(replica.key, replica.report)
+            token_s = self._predictor.seconds_per_token(replica.key, replica.report, usual_rate)
             one.own_s = one.uncached_tokens * token_s
             one.backlog_s = load.backlog_tokens * token_s
             one.load_tokens = load.tokens

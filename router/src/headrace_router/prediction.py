@@ -1,12 +1,15 @@
 """Pure: how long a prefill will take on a replica.
 
-Tokens per second as the worker measured them, or a default until it has, corrected by the ratio of
-observed to predicted time to first token of its last requests.
+Tokens per second as the worker measured them, corrected by the ratio of observed to predicted time
+to first token of its last requests. A worker that has not measured yet is taken for one like its
+peers: an optimistic constant would make every fresh replica look faster than one with the prefix.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Iterable
 
 from headrace_common.kv_index import ReplicaKey
 from headrace_contracts.worker.v1.worker_pb2 import LoadReport
@@ -22,17 +25,30 @@ class PrefillPredictor:
     """Predicts seconds of prefill.
 
     Args:
-        default_tokens_per_s: rate of a replica that has not measured its own.
+        default_tokens_per_s: rate of a replica while none of its peers has measured one.
     """
 
     def __init__(self, default_tokens_per_s: float) -> None:
         self._default_tokens_per_s = default_tokens_per_s
         self._log_correction: dict[ReplicaKey, float] = {}
 
-    def seconds_per_token(self, replica: ReplicaKey, report: LoadReport) -> float:
-        """Return the predicted time per uncached prompt token."""
+    def usual_rate(self, reports: Iterable[LoadReport]) -> float:
+        """Return the median measured rate of a model's replicas, tokens per second."""
+        measured = [r.prefill_tokens_per_s for r in reports if r.prefill_tokens_per_s > 0]
+        return statistics.median(measured) if measured else self._default_tokens_per_s
+
+    def seconds_per_token(
+        self, replica: ReplicaKey, report: LoadReport, usual_rate: float
+    ) -> float:
+        """Return the predicted time per uncached prompt token.
+
+        Args:
+            replica: whose time.
+            report: its last load report.
+            usual_rate: of its peers, from `usual_rate`; for a replica that has not measured.
+        """
         rate = report.prefill_tokens_per_s
-        measured = rate if rate > 0 else self._default_tokens_per_s
+        measured = rate if rate > 0 else usual_rate
         correction = self._log_correction.get(replica)
         return 1 / measured if correction is None else math.exp(correction) / measured
 

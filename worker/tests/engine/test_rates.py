@@ -9,9 +9,9 @@ def test_rates_are_tokens_over_time_and_zero_before_any_step():
     """Prefill and decode are measured over the steps that had any of it."""
     rates = StepRates()
     assert (rates.prefill_tokens_per_s, rates.decode_tokens_per_s) == (0.0, 0.0)
-    rates.add(100, 0, 0.5)
+    rates.add(200, 0, 1.0)
     rates.add(0, 4, 0.1)
-    rates.add(50, 2, 0.5)
+    rates.add(100, 2, 1.0)
     assert rates.prefill_tokens_per_s == pytest.approx(150.0)
     assert rates.decode_tokens_per_s == pytest.approx(10.0)
 
@@ -23,3 +23,12 @@ def test_old_steps_are_forgotten():
     for _ in range(64):
         rates.add(0, 1, 0.01)
     assert rates.decode_tokens_per_s == pytest.approx(100.0)
+
+
+def test_the_tail_of_a_cached_prompt_does_not_count_as_prefill() -> None:
+    """A step that computes 18 tokens costs a whole reading of the weights."""
+    rates = StepRates()
+    rates.add(18, 0, 0.6)
+    assert rates.prefill_tokens_per_s == 0.0
+    rates.add(256, 0, 1.0)
+    assert rates.prefill_tokens_per_s == pytest.approx(256.0)

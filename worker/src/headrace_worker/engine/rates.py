@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections import deque
 
 _NUM_STEPS = 64
+# A chunk smaller than this costs what reading the weights costs and says nothing about a rate.
+_MIN_PREFILL_TOKENS = 64
 
 
 class StepRates:
     """Tokens per second of prefill and decode; 0 = not measured yet.
+
+    Prefill is measured on steps with at least 64 prompt tokens: the tail of a prompt whose head was
+    cached takes as long as a decode step and would make the device look ten times slower.
 
     A mixed step counts for both with its whole duration, so both figures say what a request can
     expect under the present mix, not what the device could do.
@@ -20,7 +25,7 @@ class StepRates:
 
     def add(self, prefill_tokens: int, decode_tokens: int, duration_s: float) -> None:
         """Note one step."""
-        if prefill_tokens:
+        if prefill_tokens >= _MIN_PREFILL_TOKENS:
             self._prefill.append((prefill_tokens, duration_s))
         if decode_tokens:
             self._decode.append((decode_tokens, duration_s))
