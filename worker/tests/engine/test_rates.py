@@ -13,7 +13,7 @@ def test_rates_are_tokens_over_time_and_zero_before_any_step():
     rates.add(0, 4, 0.1)
     rates.add(100, 2, 1.0)
     assert rates.prefill_tokens_per_s == pytest.approx(150.0)
-    assert rates.decode_tokens_per_s == pytest.approx(10.0)
+    assert rates.decode_tokens_per_s == pytest.approx(6 / 1.1)
 
 
 def test_old_steps_are_forgotten():
