@@ -45,7 +45,7 @@ class LocalPostgres:
     def start(self) -> None:
         """Start and wait until it takes connections."""
         # fsync off: nobody pulls the plug in a test, and it saves most of the time.
-        options = f"-p {self.port} -k {self._folder} -c listen_addresses=127.0.0.1 -c fsync=off -c full_page_writes=off"
+        options = f"-p {self.port} -k {self._folder} -c listen_addresses=127.0.0.1 -c fsync=off"
         log = self._folder / "server.log"
         self._run("pg_ctl", "-D", self._data, "-l", log, "-o", options, "-w", "-t", "30", "start")
 

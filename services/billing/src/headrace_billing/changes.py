@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 from headrace_billing.key_store import changes_since
 from headrace_billing.store import Database
@@ -76,14 +76,6 @@ class ChangeFeed:
         """Look now: something was changed."""
         self._nudged.set()
 
-    async def begin(self) -> None:
-        """Find out where to start from; from now on watchers may come. `run` must follow.
-
-        Raises:
-            Unavailable: the database cannot answer.
-        """
-        self._revision = (await self._database.read(lambda it: changes_since(it, -1))).revision
-
     async def _poll(self, since: int) -> None:
         """Ask the database once and tell the watchers; without a change that is a beat."""
         found = await self._database.read(lambda it: changes_since(it, since))
@@ -92,14 +84,20 @@ class ChangeFeed:
         for watcher in self._watchers:
             watcher.add(change)
 
-    async def run(self) -> None:
+    async def run(self, on_alive: Callable[[], Awaitable[None]]) -> None:
         """Look each beat and at each nudge; when the database is gone, end all watchers.
+
+        Args:
+            on_alive: called once, when watchers may come.
 
         Raises:
             Unavailable: the database cannot answer.
         """
         try:
-            while self._revision is not None:
+            start = await self._database.read(lambda it: changes_since(it, -1))
+            self._revision = start.revision
+            await on_alive()
+            while True:
                 self._nudged.clear()
                 await self._poll(self._revision)
                 with contextlib.suppress(TimeoutError):

@@ -16,7 +16,8 @@ from headrace_contracts.billing.v1.billing_pb2 import Price
 def load_price_book(connection: Connection) -> PriceBook:
     """Read all prices."""
     columns = [column for column in schema.prices.c if column.name != "version"]
-    rows = connection.execute(select(*columns, schema.prices.c.version)).mappings()
+    query = select(*columns, schema.prices.c.version)
+    rows = connection.execute(query.order_by("version", "model", "tier")).mappings()
     return PriceBook(PriceRow(**row) for row in rows)
 
 

@@ -123,10 +123,8 @@ class BillingServer:
         await self._database.migrate()
         await self._database.write(lambda it: seed_prices(it, self._prices, now_unix_s))
         self._is_migrated.set()
-        await self._feed.begin()
-        await self._set_ready(True)
         try:
-            await self._feed.run()
+            await self._feed.run(lambda: self._set_ready(True))
         finally:
             await self._set_ready(False)
 
