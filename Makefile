@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/pytest -q
 ARGS ?=
+# Bars for people, silence for CI.
+PIP_FLAGS ?= $(if $(CI),-q)
 TESTS ?=
 
 .DEFAULT_GOAL := help
@@ -22,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))' || \
 		{ echo "Headrace needs Python 3.11 or newer; this is $$($(PYTHON) --version). Try: make setup PYTHON=python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[all]'
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[all]'
 	@touch $@
 
 up: setup ## Start the whole fleet; pass options by ARGS="--port 9000 --workers 1"

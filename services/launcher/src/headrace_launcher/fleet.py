@@ -19,7 +19,7 @@ from headrace_launcher.first_key import FirstKey, ensure_first_key
 from headrace_launcher.fleet_view import ChildView, FleetState, FleetView, Role
 from headrace_launcher.log_file import rotate
 from headrace_launcher.model_fetch import ModelError
-from headrace_launcher.plan import ChildSpec, FleetOptions, num_ports, plan_fleet
+from headrace_launcher.plan import MODEL_GATE, ChildSpec, FleetOptions, num_ports, plan_fleet
 from headrace_launcher.ports import free_ports
 from headrace_launcher.preflight import PreflightError, explain_os_error
 from headrace_launcher.process import Spawner, StartError
@@ -106,13 +106,29 @@ class Fleet:
 
     async def _start(self, spawner: Spawner, on_running: OnRunning) -> Supervisor:
         try:
-            specs = await self._plan(spawner)
+            supervisor = await self._start_children(spawner)
         except (ModelError, PreflightError, StartError, programs.ProgramMissingError) as error:
             self._model_step.state = ChildState.FAILED.value
             raise FleetError(str(error)) from error
+        await supervisor.wait_ready()
+        if supervisor.failed.is_set():
+            raise FleetError(supervisor.failure)
+        key = await self._first_key()
+        self._view.state = FleetState.RUNNING
+        self._show()
+        on_running(self._view, key)
+        return supervisor
+
+    async def _start_children(self, spawner: Spawner) -> Supervisor:
+        """Start everything; the model is prepared while the services come up."""
+        valkey, kafka = programs.valkey_server(), programs.kafka_broker()
+        model = await fetch_model(self._settings, spawner, self._report)
+        prepared = model_prepare.prepared_path(self._settings.cache_dir, model)
+        specs = self._plan(valkey, kafka, prepared)
         for spec in specs:
             rotate(self._state_dir.log_of(spec.name))
-        self._supervisor = Supervisor(
+        is_prepared = asyncio.Event()
+        supervisor = Supervisor(
             specs,
             self._state_dir,
             child_environment(),
@@ -120,33 +136,27 @@ class Fleet:
             self._dirty.set,
             RestartPolicy(self._settings.max_crashes, self._settings.crash_window_s),
             loading_progress,
+            {MODEL_GATE: is_prepared},
         )
-        self._supervisor.start()
-        await self._supervisor.wait_ready()
-        if self._supervisor.failed.is_set():
-            raise FleetError(self._supervisor.failure)
-        key = await self._first_key()
-        self._view.state = FleetState.RUNNING
-        self._show()
-        on_running(self._view, key)
-        return self._supervisor
-
-    async def _plan(self, spawner: Spawner) -> list[ChildSpec]:
-        settings = self._settings
-        valkey, kafka = programs.valkey_server(), programs.kafka_broker()
-        model = await fetch_model(settings, spawner, self._report)
-        log = self._state_dir.log_of("model")
-        prepared = await model_prepare.prepare_model(
-            model, settings.cache_dir, log, spawner, child_environment(), self._report
+        self._supervisor = supervisor
+        supervisor.start()
+        log = self._state_dir.log_of(self._model_step.name)
+        await model_prepare.prepare_model(
+            model, prepared, log, spawner, child_environment(), self._report
         )
         self._model_step.state = ChildState.READY.value
         self._report(None, model.name)
+        is_prepared.set()
+        return supervisor
+
+    def _plan(self, valkey: Path, kafka: Path, model: Path) -> list[ChildSpec]:
+        settings = self._settings
         options = FleetOptions(
             state_dir=self._state_dir.path,
             host=settings.host,
             port=settings.port,
             num_workers=settings.workers,
-            model_path=prepared,
+            model_path=model,
             model_name=settings.model_name,
             valkey_server=valkey,
             kafka_broker=kafka,

@@ -22,8 +22,13 @@ _PHASES = {
 }
 
 
-def prepared_folder(cache_dir: Path, model: Path) -> Path:
-    """Return where the prepared form of *model* lies: by name, place, size and time of change."""
+def prepared_path(cache_dir: Path, model: Path) -> Path:
+    """Return what workers load: a folder as it is, a GGUF file's prepared form.
+
+    The prepared form is named by the file's name, place, size and time of change.
+    """
+    if model.is_dir():
+        return model
     model = model.resolve()
     stat = model.stat()
     identity = f"{model}|{stat.st_size}|{stat.st_mtime_ns}"
@@ -33,22 +38,21 @@ def prepared_folder(cache_dir: Path, model: Path) -> Path:
 
 async def prepare_model(
     model: Path,
-    cache_dir: Path,
+    target: Path,
     log: Path,
     spawner: Spawner,
     environment: Mapping[str, str],
     report: Report,
-) -> Path:
-    """Run the worker's preparation of a GGUF file; it does nothing when that is done already.
+) -> None:
+    """Run the worker's preparation of *model* into *target*; nothing to do for a folder.
 
-    A Hugging Face folder is returned as it is.
+    It ends at once when that was done before.
 
     Raises:
         ModelError: it failed; the message ends with its last lines.
     """
-    if model.is_dir():  # noqa: ASYNC240 - a moment, before any work
-        return model
-    target = prepared_folder(cache_dir, model)
+    if model == target:
+        return
     target.parent.mkdir(parents=True, exist_ok=True)
     rotate(log)
     argv = [sys.executable, "-m", "headrace_worker.prepare", str(model), str(target)]
@@ -63,7 +67,6 @@ async def prepare_model(
         raise ModelError(
             f"preparing {model} failed (exit code {code}). Its log, {log}, ends:{tail}"
         )
-    return target
 
 
 async def _follow(process: ChildProcess, report: Report) -> None:

@@ -16,6 +16,10 @@ _STORE_STOP_S = 10.0
 _STOP_MARGIN_S = 5.0
 
 
+# Opened once the model is prepared; workers wait for it.
+MODEL_GATE = "model"
+
+
 class ProbeKind(StrEnum):
     """How a child is asked whether it is ready."""
 
@@ -52,7 +56,7 @@ class ChildSpec:
     argv: tuple[str, ...]
     address: str
     probe: ProbeKind
-    # Children that must be ready before this one starts.
+    # Children that must be ready, and gates that must be open, before this one starts.
     needs: tuple[str, ...]
     # Lower stages are stopped first; those of one stage together.
     stop_stage: int
@@ -71,6 +75,8 @@ class ChildSpec:
 
 # Order of start; the stores come before, workers after the router, the gateway last.
 _SERVICES = ("billing", "cache-index", "router", "guard", "ratelimit")
+# Not the router: it is ready only with a worker, and both start up side by side with the gateway.
+_GATEWAY_NEEDS = ("billing", "guard", "ratelimit")
 _STOP_STAGE = {
     "gateway": 0, "worker": 1, "router": 2, "guard": 2, "ratelimit": 2, "cache-index": 2,
     "billing": 3, "kafka": 4, "valkey": 4,
@@ -111,8 +117,9 @@ class _Planner:
         ]
         store_names = tuple(store.name for store in stores)
         services = [self._service(name, store_names) for name in _SERVICES]
-        workers = [self._worker(idx, store_names) for idx in range(len(self._workers))]
-        return [*stores, *services, *workers, self._service("gateway", _SERVICES)]
+        worker_needs = (*store_names, MODEL_GATE)
+        workers = [self._worker(idx, worker_needs) for idx in range(len(self._workers))]
+        return [*stores, *services, *workers, self._service("gateway", _GATEWAY_NEEDS)]
 
     def _valkey_server(self) -> ChildSpec:
         host, _, port = self._valkey.rpartition(":")

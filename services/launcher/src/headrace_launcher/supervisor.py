@@ -83,6 +83,7 @@ class Supervisor:
         spawner: makes the processes.
         on_change: called on every change that `views` shows.
         policy: when a crashing child ends the fleet.
+        gates: events by name that specs may need, as they need other children.
         loading_progress: asks the worker at an address how far it has loaded: 0..1, None = unknown.
     """
 
@@ -95,12 +96,14 @@ class Supervisor:
         on_change: Callable[[], None],
         policy: RestartPolicy | None = None,
         loading_progress: Progress | None = None,
+        gates: Mapping[str, asyncio.Event] | None = None,
     ) -> None:
         policy = policy or RestartPolicy()
         self._children = [
             _Child(spec, ChildLife(policy), state_dir.log_of(spec.name)) for spec in specs
         ]
-        self._by_name = {child.spec.name: child for child in self._children}
+        self._gates = {child.spec.name: child.ready_once for child in self._children}
+        self._gates.update(gates or {})
         self._cwd, self._environment, self._spawner = state_dir.path, environment, spawner
         self._on_change, self._loading_progress = on_change, loading_progress
         self._tasks: list[asyncio.Task[None]] = []
@@ -154,7 +157,7 @@ class Supervisor:
 
     async def _keep(self, child: _Child) -> None:
         for name in child.spec.needs:
-            await _first_of(self._by_name[name].ready_once, child.stopping)
+            await _first_of(self._gates[name], child.stopping)
         while not child.stopping.is_set():
             if (delay_s := await self._run_once(child)) is None:
                 return
