@@ -106,7 +106,7 @@ def _default(field: FieldInfo) -> str:
     if field.default is PydanticUndefined:
         return "**required**"
     if isinstance(field.default, SecretStr):
-        return "secret"
+        return "secret, see meaning" if field.default.get_secret_value() else "empty (secret)"
     text = str(field.default) if field.default not in (None, "") else ""
     return f"`{text}`" if text else "empty"
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from headrace_common.settings import ServiceSettings, config
 
@@ -45,8 +45,9 @@ class LauncherSettings(ServiceSettings):
     kafka_bootstrap: str = Field(
         "", description="Kafka to use, host:port; empty = start the embedded broker."
     )
-    database_url: str = Field(
-        "", description="SQLAlchemy URL of the ledger; empty = SQLite in the state directory."
+    database_url: SecretStr = Field(
+        SecretStr(""),
+        description="SQLAlchemy URL of the ledger; empty = SQLite in the state directory.",
     )
     billing_address: str = Field(
         "",
