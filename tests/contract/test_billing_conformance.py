@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from headrace_billing.bookkeeper import Bookkeeper, Delivery
+from headrace_billing.bookkeeper import Bookkeeper
+from headrace_billing.deliveries import Delivery
 from headrace_billing.key_rules import hash_api_key
 from headrace_billing.server import BillingServer
 from headrace_billing.settings import BillingSettings

@@ -8,10 +8,13 @@ from google.protobuf.message import Message
 from sqlalchemy import Connection, func, select, text
 
 from headrace_billing import schema
-from headrace_billing.bookkeeper import BatchResult, Bookkeeper, Delivery
+from headrace_billing.bookkeeper import BatchResult, Bookkeeper
 from headrace_billing.consumer import read_positions
+from headrace_billing.deliveries import Delivery
 from headrace_billing.store import Database
+from headrace_billing.usage_store import find_missing
 from headrace_billing.verify import verify
+from headrace_contracts.billing.v1.billing_pb2 import EventId
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import (
     ENDING_CLIENT_GONE,
@@ -229,3 +232,15 @@ async def test_an_event_without_deadline_is_looked_after_in_an_hour(books: Books
     await books.book(event)
     row = (await books.read(lambda it: it.execute(select(schema.open_requests)).all()))[0]
     assert row.deadline_unix_us == ADMITTED_UNIX_US + 3600 * 10**6
+
+
+async def test_a_dead_letter_is_not_missing(books: Books) -> None:
+    """An outbox would send it again for ever; the ledger has its bytes."""
+    bad = closed("req_bad", usage=TokenUsage(prompt_tokens=1, cached_gpu_tokens=2))
+    await books.book(bad)
+    asked = [
+        EventId(request_id="req_bad", kind=UsageEvent.KIND_CLOSED),
+        EventId(request_id="req_bad", kind=UsageEvent.KIND_OPENED),
+        EventId(request_id="nul\x00", kind=UsageEvent.KIND_OPENED),
+    ]
+    assert await books.read(lambda it: find_missing(it, asked)) == asked[1:]

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from sqlalchemy import select
 
 from headrace_billing import schema
-from headrace_billing.bookkeeper import Bookkeeper, Delivery
+from headrace_billing.bookkeeper import Bookkeeper
+from headrace_billing.deliveries import Delivery
 from headrace_billing.ledger import Recount
 from headrace_billing.price_store import load_price_book
 from headrace_billing.store import Database

@@ -5,7 +5,8 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import Connection, select
 
 from headrace_billing import schema
-from headrace_billing.bookkeeper import Bookkeeper, Delivery
+from headrace_billing.bookkeeper import Bookkeeper
+from headrace_billing.deliveries import Delivery
 from headrace_billing.metrics import BillingMetrics
 from headrace_billing.store import Database
 from headrace_billing.sweeper import Sweeper

@@ -3,7 +3,8 @@
 import pytest
 from sqlalchemy import Connection, text
 
-from headrace_billing.bookkeeper import Bookkeeper, Delivery
+from headrace_billing.bookkeeper import Bookkeeper
+from headrace_billing.deliveries import Delivery
 from headrace_billing.store import Database
 from headrace_billing.verify import MAX_PROBLEMS, verify
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent

@@ -7,54 +7,37 @@ cut differently or booked by two processes at once without anything counting twi
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
-from google.protobuf.message import DecodeError, Message
 from sqlalchemy import Connection, delete, select
 
 from headrace_billing import schema
-from headrace_billing.key_rules import is_clean_text
+from headrace_billing.deliveries import (
+    Delivery,
+    EventKey,
+    bury,
+    is_usable,
+    keep_witnesses,
+    move_positions,
+    parse,
+    witnesses_of,
+)
 from headrace_billing.ledger import (
     CLOSED,
     OPENED,
     BadEventError,
     Booking,
-    best_witness,
     book,
 )
 from headrace_billing.price_store import load_price_book
 from headrace_billing.prices import PriceBook
-from headrace_billing.store import add_or_insert, insert_new, put
+from headrace_billing.store import add_or_insert, insert_new
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import ENDING_SWEPT, UsageEvent, WorkerUsage
 
-M = TypeVar("M", bound=Message)
-EventKey = tuple[str, int]
-
 # A request whose gateway gave no deadline is looked after when this much time has passed.
 _DEFAULT_LIFE_US = 3600 * 1_000_000
-_MAX_INT64 = 2**63 - 1
-_MAX_ERROR_CHARS = 500
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """One message as the log gave it."""
-
-    topic: str
-    partition: int
-    offset: int
-    value: bytes
-    # Wall time at the broker; part of the message's fingerprint.
-    timestamp_ms: int = 0
-
-    @property
-    def fingerprint(self) -> bytes:
-        """What tells this message from another one at the same place of a new log."""
-        return hashlib.sha256(b"%d/" % self.timestamp_ms + self.value).digest()
 
 
 @dataclass
@@ -103,19 +86,19 @@ class Bookkeeper:
     ) -> BatchResult:
         """Book messages and move the log positions behind them."""
         reading = self._read(deliveries)
-        result = BatchResult(witnesses=_keep_witnesses(connection, reading.witnesses))
+        result = BatchResult(witnesses=keep_witnesses(connection, reading.witnesses))
         bad = self._book(connection, reading.events, "log", now_unix_s, result)
         reading.bad += [(it.delivery, _key(it.event), why) for it, why in bad if it.delivery]
-        result.dead_letters = _bury(connection, reading.bad, now_unix_s)
-        _move_positions(connection, deliveries)
+        result.dead_letters = bury(connection, reading.bad, now_unix_s)
+        move_positions(connection, deliveries)
         return result
 
     def bury(
         self, connection: Connection, delivery: Delivery, error: str, now_unix_s: int
     ) -> BatchResult:
         """Put a message that the database itself refuses among the dead letters and move on."""
-        buried = _bury(connection, [(delivery, self._known_key(delivery), error)], now_unix_s)
-        _move_positions(connection, [delivery])
+        buried = bury(connection, [(delivery, self._known_key(delivery), error)], now_unix_s)
+        move_positions(connection, [delivery])
         return BatchResult(dead_letters=buried)
 
     def book_swept(
@@ -136,13 +119,13 @@ class Bookkeeper:
         reading = _Reading()
         for delivery in deliveries:
             if delivery.topic == self._worker_topic:
-                witness = _parse(WorkerUsage, delivery.value)
-                if witness is None or not _is_usable(witness):
+                witness = parse(WorkerUsage, delivery.value)
+                if witness is None or not is_usable(witness):
                     reading.bad.append((delivery, ("", 0), "not a WorkerUsage"))
                 else:
                     reading.witnesses.append(witness)
                 continue
-            event = _parse(UsageEvent, delivery.value)
+            event = parse(UsageEvent, delivery.value)
             if event is None:
                 reading.bad.append((delivery, ("", 0), "not a UsageEvent"))
             else:
@@ -152,7 +135,7 @@ class Bookkeeper:
     def _known_key(self, delivery: Delivery) -> EventKey:
         if delivery.topic == self._worker_topic:
             return ("", 0)
-        event = _parse(UsageEvent, delivery.value)
+        event = parse(UsageEvent, delivery.value)
         return ("", 0) if event is None else _key(event)
 
     def _book(
@@ -164,7 +147,7 @@ class Bookkeeper:
         result: BatchResult,
     ) -> list[tuple[Incoming, str]]:
         prices = load_price_book(connection)
-        witnesses = _witnesses_of(connection, [it.event for it in events])
+        witnesses = witnesses_of(connection, [it.event for it in events])
         bookings, repeated, bad = _price_all(events, prices, witnesses)
         new = _insert_events(connection, bookings.values(), source)
         repeated += [booking for key, booking in bookings.items() if key not in new]
@@ -186,58 +169,8 @@ class Bookkeeper:
         return bad
 
 
-def _parse(kind: type[M], value: bytes) -> M | None:
-    try:
-        return kind.FromString(value)
-    except DecodeError:
-        return None
-
-
 def _key(event: UsageEvent) -> EventKey:
     return (event.request_id, event.kind)
-
-
-def _is_usable(witness: WorkerUsage) -> bool:
-    return (
-        bool(witness.request_id)
-        and is_clean_text(witness.request_id, 128)
-        and is_clean_text(witness.replica.worker_id, 128)
-        and witness.replica.incarnation <= _MAX_INT64
-    )
-
-
-def _keep_witnesses(connection: Connection, witnesses: Sequence[WorkerUsage]) -> int:
-    rows = {
-        (it.request_id, it.replica.worker_id, it.replica.incarnation): it.SerializeToString()
-        for it in witnesses
-    }
-    names = ("request_id", "worker_id", "incarnation")
-    new = insert_new(
-        connection,
-        schema.worker_usage,
-        [
-            {**dict(zip(names, key, strict=True)), "payload": payload}
-            for key, payload in rows.items()
-        ],
-    )
-    return len(new)
-
-
-def _witnesses_of(
-    connection: Connection, events: Sequence[UsageEvent]
-) -> dict[str, TokenUsage | None]:
-    swept_ids = {it.request_id for it in events if it.ending == ENDING_SWEPT}
-    # An id that no text column takes has no witness.
-    wanted = [it for it in swept_ids if is_clean_text(it, 128)]
-    if not wanted:
-        return {}
-    table, found = schema.worker_usage, dict[str, list[WorkerUsage]]()
-    rows = connection.execute(
-        select(table.c.request_id, table.c.payload).where(table.c.request_id.in_(wanted))
-    )
-    for row in rows:
-        found.setdefault(row.request_id, []).append(WorkerUsage.FromString(row.payload))
-    return {request_id: best_witness(usages) for request_id, usages in found.items()}
 
 
 def _price_all(
@@ -400,42 +333,3 @@ def _note_findings(connection: Connection, findings: Sequence[Finding], now_unix
     }
     new = insert_new(connection, schema.reconciliation, list(rows.values()))
     return sum(row.finding == "late_close" for row in new)
-
-
-def _bury(
-    connection: Connection, bad: Sequence[tuple[Delivery, EventKey, str]], now_unix_s: int
-) -> int:
-    rows: dict[bytes, dict[str, Any]] = {}  # Any: column values
-    for delivery, (request_id, kind), error in bad:
-        digest = hashlib.sha256(delivery.value).digest()
-        is_known = is_clean_text(request_id, 128) and 0 <= kind <= CLOSED
-        rows[digest] = {
-            "payload_sha256": digest,
-            "topic": delivery.topic,
-            "partition": delivery.partition,
-            "log_offset": delivery.offset,
-            "request_id": request_id if is_known else "",
-            "kind": int(kind) if is_known else 0,
-            # What is quoted in it came from outside.
-            "error": error.replace("\x00", "")[:_MAX_ERROR_CHARS],
-            "payload": delivery.value,
-            "at_unix_s": now_unix_s,
-        }
-    return len(insert_new(connection, schema.dead_letters, list(rows.values())))
-
-
-def _move_positions(connection: Connection, deliveries: Sequence[Delivery]) -> None:
-    last = {(it.topic, it.partition): it for it in deliveries}
-    put(
-        connection,
-        schema.log_positions,
-        [
-            {
-                "topic": it.topic,
-                "partition": it.partition,
-                "next_offset": it.offset + 1,
-                "last_sha256": it.fingerprint,
-            }
-            for it in last.values()
-        ],
-    )

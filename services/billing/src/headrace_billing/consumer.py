@@ -25,8 +25,9 @@ from sqlalchemy import Connection, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from headrace_billing import schema
-from headrace_billing.bookkeeper import BatchResult, Bookkeeper, Delivery
+from headrace_billing.bookkeeper import BatchResult, Bookkeeper
 from headrace_billing.broker_watch import BrokerWatch
+from headrace_billing.deliveries import Delivery
 from headrace_billing.metrics import BillingMetrics
 from headrace_billing.store import Database
 from headrace_common import kafka_client

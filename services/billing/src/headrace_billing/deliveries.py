@@ -1,0 +1,140 @@
+"""What surrounds a booking: messages, witnesses, dead letters and the places in the log.
+
+Everything here is called inside the transaction of a batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+from sqlalchemy import Connection, select
+
+from headrace_billing import schema
+from headrace_billing.key_rules import is_clean_text
+from headrace_billing.ledger import CLOSED, best_witness
+from headrace_billing.store import insert_new, put
+from headrace_contracts.types.v1.types_pb2 import TokenUsage
+from headrace_contracts.usage.v1.usage_pb2 import ENDING_SWEPT, UsageEvent, WorkerUsage
+
+M = TypeVar("M", bound=Message)
+# Request id and kind: what makes an event one.
+EventKey = tuple[str, int]
+
+_MAX_INT64 = 2**63 - 1
+_MAX_ERROR_CHARS = 500
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One message as the log gave it."""
+
+    topic: str
+    partition: int
+    offset: int
+    value: bytes
+    # Wall time at the broker; part of the message's fingerprint.
+    timestamp_ms: int = 0
+
+    @property
+    def fingerprint(self) -> bytes:
+        """What tells this message from another one at the same place of a new log."""
+        return hashlib.sha256(b"%d/" % self.timestamp_ms + self.value).digest()
+
+
+def parse(kind: type[M], value: bytes) -> M | None:
+    """Read a message; None if the bytes are none."""
+    try:
+        return kind.FromString(value)
+    except DecodeError:
+        return None
+
+
+def is_usable(witness: WorkerUsage) -> bool:
+    """Tell whether a worker's count names a request that can be stored."""
+    return (
+        bool(witness.request_id)
+        and is_clean_text(witness.request_id, 128)
+        and is_clean_text(witness.replica.worker_id, 128)
+        and witness.replica.incarnation <= _MAX_INT64
+    )
+
+
+def keep_witnesses(connection: Connection, witnesses: Sequence[WorkerUsage]) -> int:
+    """Store workers' counts; return how many are new."""
+    rows = {
+        (it.request_id, it.replica.worker_id, it.replica.incarnation): it.SerializeToString()
+        for it in witnesses
+    }
+    names = ("request_id", "worker_id", "incarnation")
+    new = insert_new(
+        connection,
+        schema.worker_usage,
+        [
+            {**dict(zip(names, key, strict=True)), "payload": payload}
+            for key, payload in rows.items()
+        ],
+    )
+    return len(new)
+
+
+def witnesses_of(
+    connection: Connection, events: Sequence[UsageEvent]
+) -> dict[str, TokenUsage | None]:
+    """Return the workers' counts of those requests that nobody closed properly."""
+    swept_ids = {it.request_id for it in events if it.ending == ENDING_SWEPT}
+    # An id that no text column takes has no witness.
+    wanted = [it for it in swept_ids if is_clean_text(it, 128)]
+    if not wanted:
+        return {}
+    table, found = schema.worker_usage, dict[str, list[WorkerUsage]]()
+    rows = connection.execute(
+        select(table.c.request_id, table.c.payload).where(table.c.request_id.in_(wanted))
+    )
+    for row in rows:
+        found.setdefault(row.request_id, []).append(WorkerUsage.FromString(row.payload))
+    return {request_id: best_witness(usages) for request_id, usages in found.items()}
+
+
+def bury(
+    connection: Connection, bad: Sequence[tuple[Delivery, EventKey, str]], now_unix_s: int
+) -> int:
+    """Keep what cannot be booked, each text once; return how many are new."""
+    rows: dict[bytes, dict[str, Any]] = {}  # Any: column values
+    for delivery, (request_id, kind), error in bad:
+        digest = hashlib.sha256(delivery.value).digest()
+        is_known = is_clean_text(request_id, 128) and 0 <= kind <= CLOSED
+        rows[digest] = {
+            "payload_sha256": digest,
+            "topic": delivery.topic,
+            "partition": delivery.partition,
+            "log_offset": delivery.offset,
+            "request_id": request_id if is_known else "",
+            "kind": int(kind) if is_known else 0,
+            # What is quoted in it came from outside.
+            "error": error.replace("\x00", "")[:_MAX_ERROR_CHARS],
+            "payload": delivery.value,
+            "at_unix_s": now_unix_s,
+        }
+    return len(insert_new(connection, schema.dead_letters, list(rows.values())))
+
+
+def move_positions(connection: Connection, deliveries: Sequence[Delivery]) -> None:
+    """Let the reading go on behind these messages."""
+    last = {(it.topic, it.partition): it for it in deliveries}
+    put(
+        connection,
+        schema.log_positions,
+        [
+            {
+                "topic": it.topic,
+                "partition": it.partition,
+                "next_offset": it.offset + 1,
+                "last_sha256": it.fingerprint,
+            }
+            for it in last.values()
+        ],
+    )
