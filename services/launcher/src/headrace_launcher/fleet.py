@@ -125,13 +125,15 @@ class Fleet:
         model = await fetch_model(self._settings, spawner, self._report)
         prepared = model_prepare.prepared_path(self._settings.cache_dir, model)
         specs = self._plan(valkey, kafka, prepared)
+        # The mark by which an operator finds the processes of one fleet.
+        environment = {**child_environment(), "HEADRACE_STATE_DIR": str(self._state_dir.path)}
         for spec in specs:
             rotate(self._state_dir.log_of(spec.name))
         is_prepared = asyncio.Event()
         supervisor = Supervisor(
             specs,
             self._state_dir,
-            child_environment(),
+            environment,
             spawner,
             self._dirty.set,
             RestartPolicy(self._settings.max_crashes, self._settings.crash_window_s),
@@ -141,9 +143,7 @@ class Fleet:
         self._supervisor = supervisor
         supervisor.start()
         log = self._state_dir.log_of(self._model_step.name)
-        await model_prepare.prepare_model(
-            model, prepared, log, spawner, child_environment(), self._report
-        )
+        await model_prepare.prepare_model(model, prepared, log, spawner, environment, self._report)
         self._model_step.state = ChildState.READY.value
         self._report(None, model.name)
         is_prepared.set()

@@ -127,6 +127,7 @@ class _Planner:
             str(self._options.valkey_server), "--bind", host, "--port", port,
             "--dir", str(self._options.state_dir / "valkey"), "--appendonly", "yes",
             "--appendfsync", "everysec", "--save", "", "--daemonize", "no",
+            "--set-proc-title", "no",  # keep the folder in the list of processes
         )  # fmt: skip
         return self._store("valkey", argv, self._valkey, ProbeKind.REDIS)
 

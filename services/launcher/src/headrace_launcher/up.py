@@ -175,7 +175,8 @@ def status(settings: LauncherSettings, args: Namespace) -> int:
         if view is not None and view.message:
             say(f"the last one ended: {view.message}")
     else:
-        print(f"{view.state.value}: {view.base_url}/v1, model {view.model}, process {view.pid}\n")
+        print(f"{view.state.value}: {view.base_url}/v1, model {view.model}, process {view.pid}")
+        print(f"state and logs: {view.state_dir}\n")
         print(status_text(view))
     return EXIT_OK if is_running else EXIT_NOT_RUNNING
 
