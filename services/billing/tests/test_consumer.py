@@ -249,6 +249,34 @@ async def test_a_broker_that_comes_back_empty_is_read_from_its_beginning(
     assert scene.metric("log_restarts_total") >= 2
 
 
+async def test_a_broker_that_is_replaced_while_a_batch_waits_is_noticed(
+    own_kafka: LocalServer, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client reconnects silently and the new log is longer than the place in the old one."""
+    scene = Scene(f"127.0.0.1:{own_kafka.port}", database)
+    real, is_open, waiting = database.write, asyncio.Event(), asyncio.Event()
+    is_open.set()
+
+    async def gated(work: Callable[[Connection], object]) -> object:
+        if not is_open.is_set():
+            waiting.set()
+        await is_open.wait()
+        return await real(work)
+
+    monkeypatch.setattr(database, "write", gated)
+    await scene.send(lives(0, 10))
+    async with scene.consuming():
+        await scene.booked(20)
+        is_open.clear()
+        await scene.send(lives(10, 11))
+        await asyncio.wait_for(waiting.wait(), 20)
+        own_kafka.kill()
+        own_kafka.start()
+        await scene.send(lives(5, 40))
+        is_open.set()
+        await scene.booked(80)
+
+
 async def test_a_log_that_began_anew_while_nobody_read_is_noticed(
     own_kafka: LocalServer, database: Database
 ) -> None:
