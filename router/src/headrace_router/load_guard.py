@@ -69,6 +69,10 @@ class _Account:
         return Load(backlog, max(tokens, total.tokens), max(num_requests, total.num_requests))
 
 
+# Of a replica without requests of this router. Never changed.
+_IDLE = _Account()
+
+
 class LoadGuard:
     """One request's load on one replica; see the module."""
 
@@ -153,8 +157,8 @@ class LoadBook:
             replica: which one.
             report: its last report; None = there is no fresh one.
         """
-        account = self._accounts.get(replica)
-        return (account or _Account()).load(report)
+        account = self._accounts.get(replica, _IDLE)
+        return account.load(report)
 
     def note_report(self, replica: ReplicaKey, now_s: float) -> None:
         """Record that a report of *replica* has just come."""

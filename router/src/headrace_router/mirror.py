@@ -11,7 +11,7 @@ that is wrong the answer is wrong, and only the speed suffers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from headrace_common.kv_index import TIERS, ReplicaKey, Tier, short_ints
@@ -125,12 +125,13 @@ class PrefixMirror:
         Replicas that hold none are left out.
         """
         found: dict[ReplicaKey, int] = {}
-        alive = self._holders(chain[0]) & self._live_mask if chain else 0
+        holders = self._reader()
+        alive = holders(chain[0], 0) & self._live_mask if chain else 0
         position = 0
         while alive and position < len(chain):
             probe = min(position + _STRIDE, len(chain) - 1)
-            if self._holders(chain[probe]) & alive != alive:
-                alive = self._walk(chain, position, probe, alive, found)
+            if holders(chain[probe], 0) & alive != alive:
+                alive = self._walk(chain[position : probe + 1], position, alive, found)
             position = probe + 1
         self._note(alive, len(chain), found)
         return found
@@ -159,29 +160,29 @@ class PrefixMirror:
                 else:
                     masks[block] = mask & ~bit
 
-    def _holders(self, block: int) -> int:
-        holders = 0
+    def _reader(self) -> Callable[[int, int], int]:
+        """Return what looks a block up: a plain `dict.get` as long as one tier is in use."""
+        used = [masks for masks in self._masks.values() if masks]
+        return used[0].get if len(used) == 1 else self._on_any_tier
+
+    def _on_any_tier(self, block: int, default: int) -> int:
+        holders = default
         for masks in self._masks.values():
-            if masks:
-                holders |= masks.get(block, 0)
+            holders |= masks.get(block, 0)
         return holders
 
     def _walk(
-        self,
-        chain: Sequence[int],
-        start: int,
-        stop: int,
-        alive: int,
-        found: dict[ReplicaKey, int],
+        self, blocks: Sequence[int], start: int, alive: int, found: dict[ReplicaKey, int]
     ) -> int:
-        """Step through `start..stop`, noting who drops out where; return who is left."""
-        for position in range(start, stop + 1):
-            still = self._holders(chain[position]) & alive
+        """Step through *blocks*, noting who drops out where; return who is left."""
+        holders = self._reader()
+        for position, block in enumerate(blocks, start):
+            still = holders(block, 0) & alive
             if still != alive:
                 self._note(alive & ~still, position, found)
                 alive = still
-            if not alive:
-                break
+                if not alive:
+                    break
         return alive
 
     def _note(self, slots: int, depth: int, found: dict[ReplicaKey, int]) -> None:
