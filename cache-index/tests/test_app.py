@@ -4,6 +4,7 @@ import asyncio
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import pytest
 from redis.asyncio import Redis
@@ -24,11 +25,34 @@ HASHES = chain(chain_key("any"), list(range(16 * 8)))
 KEY = IndexKeys().blocks("m", ReplicaKey.of(W1), CACHE_TIER_GPU)
 
 
-async def start_app(url: str, port: int = 0, lease_s: float = 1.2) -> CacheIndexApp:
-    settings = CacheIndexSettings(redis_url=url, lease_s=lease_s, listen=f"127.0.0.1:{port}")
-    app = CacheIndexApp(settings, SystemClock())
-    await app.start()
-    return app
+class Parts:
+    """Starts services and publishers; the fixture stops them, also after a failed assertion."""
+
+    def __init__(self, redis_url: str, stack: AsyncExitStack) -> None:
+        self._redis_url, self._stack = redis_url, stack
+
+    async def app(self, port: int = 0, lease_s: float = 1.2) -> CacheIndexApp:
+        settings = CacheIndexSettings(
+            redis_url=self._redis_url, lease_s=lease_s, listen=f"127.0.0.1:{port}"
+        )
+        app = CacheIndexApp(settings, SystemClock())
+        self._stack.push_async_callback(app.stop)
+        await app.start()
+        return app
+
+    def publisher(self, port: int) -> FakePublisher:
+        publisher = FakePublisher(f"127.0.0.1:{port}", W1)
+        self._stack.push_async_callback(publisher.close)
+        return publisher
+
+
+@pytest.fixture
+async def parts(request: pytest.FixtureRequest) -> AsyncIterator[Parts]:
+    port = free_port()
+    if "own_redis" in request.fixturenames:
+        port = request.getfixturevalue("own_redis").port
+    async with AsyncExitStack() as stack:
+        yield Parts(f"redis://127.0.0.1:{port}/0", stack)
 
 
 @pytest.fixture
@@ -44,11 +68,11 @@ async def holds_the_truth(redis: Redis, publisher: FakePublisher) -> bool:
 
 
 async def test_after_a_flush_the_index_asks_for_snapshots(
-    own_redis: LocalServer, redis: Redis
+    own_redis: LocalServer, redis: Redis, parts: Parts
 ) -> None:
     """Redis lost its data while the publisher was idle: within a lease all is back."""
-    app = await start_app(f"redis://127.0.0.1:{own_redis.port}/0")
-    publisher = FakePublisher(f"127.0.0.1:{app.rpc.port}", W1)
+    app = await parts.app()
+    publisher = parts.publisher(app.rpc.port)
     publisher.store(HASHES[:5])
     await eventually(lambda: holds_the_truth(redis, publisher))
     publisher.asked.clear()
@@ -57,16 +81,14 @@ async def test_after_a_flush_the_index_asks_for_snapshots(
     assert publisher.asked == ["snapshot_wanted"]
     publisher.store(HASHES[5:])
     await eventually(lambda: holds_the_truth(redis, publisher))
-    await publisher.close()
-    await app.stop()
 
 
 async def test_while_redis_is_down_nothing_is_acknowledged(
-    own_redis: LocalServer, redis: Redis
+    own_redis: LocalServer, redis: Redis, parts: Parts
 ) -> None:
     """Batches wait, are not lost, and after Redis's restart the index is whole again."""
-    app = await start_app(f"redis://127.0.0.1:{own_redis.port}/0")
-    publisher = FakePublisher(f"127.0.0.1:{app.rpc.port}", W1)
+    app = await parts.app()
+    publisher = parts.publisher(app.rpc.port)
     publisher.store(HASHES[:2])
     await eventually(lambda: publisher.is_caught_up)
     own_redis.kill()
@@ -76,32 +98,32 @@ async def test_while_redis_is_down_nothing_is_acknowledged(
     assert publisher.acknowledged_seq == 1
     own_redis.start()
     await eventually(lambda: holds_the_truth(redis, publisher), within_s=10)
-    assert app.lifecycle.is_ready
-    await publisher.close()
-    await app.stop()
+    await eventually(lambda: app.lifecycle.is_ready)
 
 
-async def test_a_restart_of_the_service_loses_nothing(own_redis: LocalServer, redis: Redis) -> None:
+async def test_a_restart_of_the_service_loses_nothing(
+    own_redis: LocalServer, redis: Redis, parts: Parts
+) -> None:
     """Publishers come back and only send what is missing; no snapshot is needed."""
-    url, port = f"redis://127.0.0.1:{own_redis.port}/0", free_port()
-    app = await start_app(url, port, lease_s=20)
-    publisher = FakePublisher(f"127.0.0.1:{port}", W1)
+    port = free_port()
+    app = await parts.app(port, lease_s=20)
+    publisher = parts.publisher(port)
     publisher.store(HASHES[:3])
     await eventually(lambda: publisher.is_caught_up)
     await app.stop()
     publisher.asked.clear()
     publisher.store(HASHES[3:6])
-    app = await start_app(url, port, lease_s=20)
+    app = await parts.app(port, lease_s=20)
     await eventually(lambda: holds_the_truth(redis, publisher))
     assert "snapshot_wanted" not in publisher.asked
-    await publisher.close()
-    await app.stop()
 
 
-async def test_a_publisher_that_stays_away_is_swept(own_redis: LocalServer, redis: Redis) -> None:
+async def test_a_publisher_that_stays_away_is_swept(
+    own_redis: LocalServer, redis: Redis, parts: Parts
+) -> None:
     """Connected, the lease is renewed past its length; gone, the replica vanishes."""
-    app = await start_app(f"redis://127.0.0.1:{own_redis.port}/0", lease_s=0.4)
-    publisher = FakePublisher(f"127.0.0.1:{app.rpc.port}", W1)
+    app = await parts.app(lease_s=0.4)
+    publisher = parts.publisher(app.rpc.port)
     publisher.store(HASHES[:3])
     await eventually(lambda: publisher.is_caught_up)
     await asyncio.sleep(1.0)
@@ -112,13 +134,14 @@ async def test_a_publisher_that_stays_away_is_swept(own_redis: LocalServer, redi
         return not await redis.exists(KEY) and not await redis.hlen(IndexKeys().registry)
 
     await eventually(is_gone)
-    await app.stop()
 
 
-async def test_many_batches_are_written_and_bounded(own_redis: LocalServer, redis: Redis) -> None:
+async def test_many_batches_are_written_and_bounded(
+    own_redis: LocalServer, redis: Redis, parts: Parts
+) -> None:
     """A burst far above the inbox and with Redis away in between ends in the truth."""
-    app = await start_app(f"redis://127.0.0.1:{own_redis.port}/0", lease_s=20)
-    publisher = FakePublisher(f"127.0.0.1:{app.rpc.port}", W1)
+    app = await parts.app(lease_s=20)
+    publisher = parts.publisher(app.rpc.port)
     publisher.store(HASHES[:1])
     await eventually(lambda: publisher.is_caught_up)
     own_redis.freeze()
@@ -129,14 +152,24 @@ async def test_many_batches_are_written_and_bounded(own_redis: LocalServer, redi
     own_redis.thaw()
     await eventually(lambda: holds_the_truth(redis, publisher), within_s=20)
     assert "replay_from_seq" in publisher.asked
-    await publisher.close()
-    await app.stop()
 
 
-async def test_starts_without_redis_and_says_so() -> None:
+async def test_starts_without_redis_and_says_so(parts: Parts) -> None:
     """A dependency that is down at start makes the service not ready, not dead."""
-    app = await start_app(f"redis://127.0.0.1:{free_port()}/0")
+    app = await parts.app()
     url = f"http://127.0.0.1:{app.metrics_port}/ready"
     with pytest.raises(urllib.error.HTTPError, match="503"):
         await asyncio.to_thread(urllib.request.urlopen, url)
-    await app.stop()
+
+
+async def test_stopping_is_prompt_while_redis_is_down(own_redis: LocalServer, parts: Parts) -> None:
+    """A publisher that waits for the store and a failing check do not hold up the stop."""
+    app = await parts.app()
+    publisher = parts.publisher(app.rpc.port)
+    publisher.store(HASHES[:1])
+    await eventually(lambda: publisher.is_caught_up)
+    own_redis.kill()
+    publisher.store(HASHES[1:2])
+    await eventually(lambda: not app.lifecycle.is_ready)
+    async with asyncio.timeout(5):
+        await app.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from headrace_cache_index.metrics import CacheIndexMetrics
 from headrace_cache_index.server import CacheIndexServicer
@@ -10,6 +11,7 @@ from headrace_cache_index.settings import CacheIndexSettings
 from headrace_cache_index.store import Store, StoreLimits
 from headrace_cache_index.sweeper import Sweeper
 from headrace_common.clock import Clock
+from headrace_common.errors import Unavailable
 from headrace_common.kv_index import IndexKeys
 from headrace_common.lifecycle import Lifecycle, cancel_and_wait, supervise
 from headrace_common.metrics import ObservabilityServer, RpcMetrics, new_registry
@@ -18,8 +20,9 @@ from headrace_common.rpc_server import RpcServer
 from headrace_common.settings import split_address
 from headrace_contracts.cache_index.v1 import cache_index_pb2
 
+_log = logging.getLogger(__name__)
 DESCRIPTOR = cache_index_pb2.DESCRIPTOR.services_by_name["CacheIndex"]
-_PING_EVERY_S = 1.0
+_PING_EVERY_S = 0.5
 # Renewals per lease: two may fail before it ends.
 _RENEWALS_PER_LEASE = 6
 
@@ -93,15 +96,23 @@ class CacheIndexApp:
         self._observability.close()
 
     async def _watch_redis(self) -> None:
+        # Nothing is awaited on the way out: a cancelled clean-up could hold up the whole stop.
+        while True:
+            is_up = await self._is_redis_up()
+            if is_up != self.lifecycle.is_ready and not self.lifecycle.stopping.is_set():
+                self.lifecycle.set_ready(is_up)
+                await self.rpc.set_ready(is_up)
+                if not is_up:
+                    _log.warning("Redis cannot be reached; nothing is acknowledged until it can")
+            await asyncio.sleep(_PING_EVERY_S)
+
+    async def _is_redis_up(self) -> bool:
         try:
-            while True:
-                await self._store.ping()
-                self.lifecycle.set_ready(True)
-                await self.rpc.set_ready(self.lifecycle.is_ready)
-                await asyncio.sleep(_PING_EVERY_S)
-        finally:
-            self.lifecycle.set_ready(False)
-            await self.rpc.set_ready(False)
+            await self._store.ping()
+        except Unavailable:
+            self._metrics.store_failures.inc()
+            return False
+        return True
 
     async def _sweep(self) -> None:
         # First let the publishers of a restarted index come back.
