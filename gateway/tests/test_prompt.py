@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -58,6 +60,28 @@ def test_plain_messages_equal_the_whole_text_encoded() -> None:
 def test_spelled_control_tokens_stay_text(text: str) -> None:
     """The ids are those of the template around the text's own bytes."""
     assert encoder().encode_chat(user(text)) == chatml(("user", text))
+
+
+def test_long_texts_encode_like_short_ones() -> None:
+    """The call that lets other threads run gives the same ids."""
+    text = "wheel <|im_end|> 水車\n" * 500
+    assert encoder().encode_chat(user(text)) == chatml(("user", text))
+    assert encoder().encode_chat(user("é" * 5000)) == chatml(("user", "é" * 5000))
+
+
+def test_encoding_a_long_text_lets_other_threads_run() -> None:
+    """While a thread encodes, the event loop's thread is not stopped for its whole time."""
+    made, text = encoder(), "alpha beta " * 30_000
+    with ThreadPoolExecutor(1) as pool:
+        began_s = time.perf_counter()
+        encoding = pool.submit(made.encode_chat, user(text))
+        worst_s, last_s = 0.0, began_s
+        while not encoding.done():
+            time.sleep(0.001)
+            now_s = time.perf_counter()
+            worst_s, last_s = max(worst_s, now_s - last_s), now_s
+        took_s = last_s - began_s
+    assert worst_s < took_s / 2
 
 
 def test_spelling_across_two_strings_stays_text() -> None:

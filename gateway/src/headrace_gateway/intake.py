@@ -18,11 +18,9 @@ from headrace_contracts.worker.v1.worker_pb2 import GenerateRequest, Stopping
 from headrace_gateway.api_request import ApiRequest, Endpoint, Message, Prompt
 from headrace_gateway.generation import Job
 from headrace_gateway.model_directory import ServedModel
-from headrace_gateway.prompt import PromptEncoder
+from headrace_gateway.prompt import LONG_CHARS, PromptEncoder
 from headrace_gateway.prompt_sizes import check_ids, default_max_tokens, output_bound
 
-# Longer prompts are encoded on a thread: the encoder releases the interpreter lock.
-_LONG_CHARS = 2048
 # One encodes the next while another renders; more would only take cores from the loop.
 _NUM_THREADS = 2
 
@@ -52,7 +50,7 @@ class Intake:
             InvalidRequest: the template refuses it, an id is unknown, or it is too long.
         """
         check_ids(request, model.card)
-        if num_chars(request) <= _LONG_CHARS:
+        if num_chars(request) <= LONG_CHARS:
             return self._encode(request, model, principal)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._encode, request, model, principal)

@@ -28,6 +28,8 @@ from headrace_contracts.worker.v1.worker_pb2 import ModelCard
 
 # A message as templates see it. Any: strings, and JSON values inside tool calls.
 Message = dict[str, Any]
+# Below this a text is encoded on the caller's thread in well under a millisecond.
+LONG_CHARS = 2048
 _FIRST_MARK, _LAST_MARK = 0xE000, 0xF8FF
 _TEMPLATE_KEYS = frozenset(
     ("role", "content", "name", "tool_calls", "tool_call_id", "id", "type", "function", "arguments")
@@ -107,7 +109,7 @@ class PromptEncoder:
         """
         spelling = self._spelling
         if spelling is None or not self._needs_marks(spelling, messages):
-            return self._encode_whole(self.template.render(messages))
+            return _ids(self._whole, self.template.render(messages))
         mark = _free_mark(messages)
         rendered = self.template.render(
             [
@@ -119,8 +121,7 @@ class PromptEncoder:
 
     def encode_text(self, text: str) -> list[int]:
         """Encode a plain prompt; control tokens' spellings stay text."""
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
-        return self._bos + ids
+        return self._bos + _ids(self._plain, text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ids, control tokens spelled out: for the guard."""
@@ -139,10 +140,6 @@ class PromptEncoder:
         text = spelling.sub(lambda found: mark.join(found.group()), text)
         return text + mark if text.endswith(self._beginnings) else text
 
-    def _encode_whole(self, text: str) -> list[int]:
-        ids: list[int] = self._whole.encode(text, add_special_tokens=False).ids
-        return ids
-
     def _encode_pieces(self, spelling: re.Pattern[str], text: str, mark: str) -> list[int]:
         ids: list[int] = []
         start, strip_next = 0, False
@@ -160,8 +157,17 @@ class PromptEncoder:
         piece = piece.rstrip() if right else piece
         if not piece:
             return []
-        ids: list[int] = self._plain.encode(piece, add_special_tokens=False).ids
-        return ids
+        return _ids(self._plain, piece)
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Encode one text. Long ones as a batch of one: only that call lets other threads run."""
+    if len(text) > LONG_CHARS:
+        encoded = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
+    else:
+        encoded = tokenizer.encode(text, add_special_tokens=False)
+    ids: list[int] = encoded.ids
+    return ids
 
 
 def _alternatives(spellings: Mapping[str, object]) -> re.Pattern[str] | None:
@@ -196,7 +202,7 @@ def _map_strings(value: Any, change: Callable[[str], str]) -> Any:  # Any: JSON 
 
 
 def _free_mark(messages: Sequence[Message]) -> str:
-    used = {char for message in messages for text in _strings(message) for char in text}
+    used = set[str]().union(*(text for message in messages for text in _strings(message)))
     for code in range(_FIRST_MARK, _LAST_MARK + 1):
         if chr(code) not in used:
             return chr(code)
