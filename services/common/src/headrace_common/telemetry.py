@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from opentelemetry import propagate, trace
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -111,6 +110,9 @@ class Telemetry:
         if settings.trace_dir is not None:
             self._add(JsonLinesExporter(settings.trace_dir / f"{service}.jsonl", service))
         if settings.otlp_endpoint:
+            # Imported here: it costs each process a tenth of a second, and few set an endpoint.
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
             self._add(OTLPSpanExporter(endpoint=settings.otlp_endpoint, timeout=2))
         trace.set_tracer_provider(self._provider)
 
