@@ -4,8 +4,9 @@ import io
 
 import pytest
 
-from headrace_launcher.display import LineDisplay, TableDisplay, make_display, status_text
+from headrace_launcher.display import LineDisplay, TableDisplay, make_display
 from headrace_launcher.fleet_view import ChildView, FleetState, FleetView, Role
+from headrace_launcher.text import status_text
 
 
 def a_view(*children: ChildView) -> FleetView:

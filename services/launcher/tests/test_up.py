@@ -1,14 +1,18 @@
 """`headrace up`, `down` and `status` where no fleet comes up; tests/e2e has the other cases."""
 
+import argparse
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace_launcher.cli import run
+from headrace_launcher.cli import build_parser, run
 from headrace_launcher.ports import free_ports
 from headrace_launcher.state_dir import StateDir
 
@@ -88,3 +92,29 @@ def test_status_and_down_without_a_fleet(tmp_path: Path, capsys: Any) -> None:
     status = json.loads(capsys.readouterr().out)
     assert (status["state"], status["services"], status["workers"]) == ("stopped", [], [])
     assert run(["down"]) == 0
+
+
+@pytest.mark.parametrize("command", [["status"], ["down"]])
+def test_quick_commands_do_not_wait_for_grpc(command: list[str]) -> None:
+    """Scripts ask for the status often; what takes long to import is not imported for it."""
+    code = (
+        "import sys\nfrom headrace_launcher.cli import run\n"
+        f"run({command!r})\n"
+        "sys.exit(bool({'grpc', 'rich', 'headrace_launcher.supervisor'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_every_command_can_be_found() -> None:
+    """Commands are named by text: each name must lead to a function."""
+    for handler in handlers(build_parser()):
+        module, _, function = handler.partition(":")
+        assert callable(getattr(import_module(f"headrace_launcher.{module}"), function))
+
+
+def handlers(parser: argparse.ArgumentParser) -> Iterator[str]:
+    if handler := parser.get_default("handler"):
+        yield handler
+    for action in parser._actions:
+        for child in (action.choices or {}).values() if isinstance(action.choices, dict) else ():
+            yield from handlers(child)

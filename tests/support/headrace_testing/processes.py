@@ -92,7 +92,10 @@ class Fleet:
                 sys.executable, "-m", "headrace_launcher", *arguments,
                 "--state-dir", str(self.state_dir),
             ],
-            env={**os.environ, **self._environment},
+            # A fleet does not outlive the test run, even if that is killed.
+            env={
+                "HEADRACE_LAUNCHER_OWNER_PID": str(os.getpid()), **os.environ, **self._environment,
+            },
             capture_output=True,
             text=True,
             timeout=timeout_s,

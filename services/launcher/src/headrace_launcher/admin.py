@@ -9,17 +9,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headrace_common.errors import HeadraceError
-from headrace_common.money import nano_usd_from_text, usd_text
+from headrace_common.money import usd_text
 from headrace_contracts.billing.v1 import billing_pb2 as pb
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_launcher.billing_client import BillingClient, open_billing
-from headrace_launcher.display import say
+from headrace_launcher.exit_codes import EXIT_FAILED, EXIT_NOT_RUNNING, EXIT_OK
 from headrace_launcher.fleet import run_until_done
 from headrace_launcher.settings import LauncherSettings
 from headrace_launcher.state_dir import StateDir
+from headrace_launcher.text import say
 
-EXIT_OK, EXIT_FAILED, EXIT_NOT_RUNNING = 0, 1, 3
 Command = Callable[[BillingClient, Namespace], Awaitable[int]]
 
 _ENDING_STATUS = {
@@ -74,6 +74,7 @@ def billing_address(state_dir: StateDir) -> str:
     return billing.address
 
 
+@with_billing
 async def create_key(client: BillingClient, args: Namespace) -> int:
     """``headrace keys create``."""
     answer = await client.create_key(key_from_arguments(args))
@@ -103,6 +104,7 @@ def key_from_arguments(args: Namespace) -> pb.Key:
     )
 
 
+@with_billing
 async def list_keys(client: BillingClient, args: Namespace) -> int:
     """``headrace keys list``."""
     keys = await client.list_keys(args.tenant or "")
@@ -116,6 +118,7 @@ async def list_keys(client: BillingClient, args: Namespace) -> int:
     return EXIT_OK
 
 
+@with_billing
 async def revoke_key(client: BillingClient, args: Namespace) -> int:
     """``headrace keys revoke``."""
     key = await client.revoke_key(args.key_id)
@@ -123,6 +126,7 @@ async def revoke_key(client: BillingClient, args: Namespace) -> int:
     return EXIT_OK
 
 
+@with_billing
 async def usage(client: BillingClient, args: Namespace) -> int:
     """``headrace usage``."""
     records = [record_json(record) for record in await client.usage(args.key)]
@@ -141,6 +145,7 @@ async def usage(client: BillingClient, args: Namespace) -> int:
     return EXIT_OK
 
 
+@with_billing
 async def verify_ledger(client: BillingClient, args: Namespace) -> int:
     """``headrace ledger verify``: exit code 0 only if the books are right."""
     answer = await client.verify()
@@ -215,15 +220,6 @@ def verify_json(answer: pb.VerifyResponse) -> dict[str, Any]:  # Any: JSON value
         "postings_sum_nano_usd": answer.postings_sum_nano_usd,
         "problems": list(answer.problems),
     }
-
-
-def usd_argument(text: str) -> int:
-    """Parse ``--budget-usd``: exact, in nano-USD.
-
-    Raises:
-        ValueError: not an amount.
-    """
-    return nano_usd_from_text(text)
 
 
 def _iso(unix_s: float) -> str | None:

@@ -1,4 +1,8 @@
-"""The command line of `headrace`: what can be asked for, and who does it."""
+"""The command line of `headrace`: what can be asked for, and who does it.
+
+Commands are named as ``module:function`` and imported when asked for, so that `headrace status`
+does not wait for gRPC.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,12 @@ import argparse
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from headrace_launcher import admin, model_command, up
+from headrace_common.money import nano_usd_from_text
+from headrace_launcher.exit_codes import EXIT_OK
 from headrace_launcher.settings import LauncherSettings
 
 if TYPE_CHECKING:
@@ -27,12 +33,13 @@ def run(arguments: Sequence[str]) -> int:
     args.own_arguments = [word for word in arguments if word != "--detach"]
     given = {name: value for name in _SETTINGS if (value := getattr(args, name, None)) is not None}
     settings = LauncherSettings.load_or_exit(**given)
-    handler: Handler = args.handler
+    module, _, function = args.handler.partition(":")
+    handler: Handler = getattr(import_module(f"headrace_launcher.{module}"), function)
     try:
         return handler(settings, args)
     except BrokenPipeError:  # e.g. `headrace usage | head`
         sys.stderr.close()
-        return up.EXIT_OK
+        return EXIT_OK
 
 
 def build_parser() -> ArgumentParser:
@@ -46,12 +53,14 @@ def build_parser() -> ArgumentParser:
     model = commands.add_parser("model", help="models on this machine").add_subparsers(
         required=True, metavar="COMMAND"
     )
-    fetch = _command(model, "fetch", "bring the default model into the cache", model_command.fetch)
+    fetch = _command(
+        model, "fetch", "bring the default model into the cache", "model_command:fetch"
+    )
     fetch.add_argument("--model", type=Path, help=argparse.SUPPRESS)
     return parser
 
 
-def _command(commands: _Commands, name: str, text: str, handler: Handler) -> ArgumentParser:
+def _command(commands: _Commands, name: str, text: str, handler: str) -> ArgumentParser:
     parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
     parser.set_defaults(handler=handler)
     parser.add_argument(
@@ -65,7 +74,7 @@ def _command(commands: _Commands, name: str, text: str, handler: Handler) -> Arg
 
 
 def _add_fleet_commands(commands: _Commands) -> None:
-    start = _command(commands, "up", "start the whole fleet", up.up)
+    start = _command(commands, "up", "start the whole fleet", "up:up")
     start.add_argument("--detach", action="store_true", help="return once the fleet is ready")
     start.add_argument("--background", action="store_true", help=argparse.SUPPRESS)
     start.add_argument("--host", help="address of the public API (default 127.0.0.1)")
@@ -75,11 +84,11 @@ def _add_fleet_commands(commands: _Commands) -> None:
         "--model", type=Path, metavar="PATH", help="GGUF file or Hugging Face folder to serve"
     )
     start.add_argument("--model-name", metavar="NAME", help="name to serve it under")
-    stop = _command(commands, "down", "drain and stop the fleet", up.down)
+    stop = _command(commands, "down", "drain and stop the fleet", "running:down")
     stop.add_argument(
         "--timeout-s", type=float, default=_DOWN_TIMEOUT_S, help="how long to wait. Seconds"
     )
-    show = _command(commands, "status", "show every service and worker", up.status)
+    show = _command(commands, "status", "show every service and worker", "running:status")
     show.add_argument("--json", action="store_true", help="for scripts")
 
 
@@ -88,32 +97,30 @@ def _add_admin_commands(commands: _Commands) -> None:
         required=True, metavar="COMMAND"
     )
     _add_key_create(keys)
-    show = _command(keys, "list", "list API keys", admin.with_billing(admin.list_keys))
+    show = _command(keys, "list", "list API keys", "admin:list_keys")
     show.add_argument("--tenant", help="of this tenant only")
     show.add_argument("--json", action="store_true", help="for scripts")
-    revoke = _command(keys, "revoke", "revoke an API key", admin.with_billing(admin.revoke_key))
+    revoke = _command(keys, "revoke", "revoke an API key", "admin:revoke_key")
     revoke.add_argument("key_id", metavar="KEY_ID")
-    usage = _command(commands, "usage", "what a key has used", admin.with_billing(admin.usage))
+    usage = _command(commands, "usage", "what a key has used", "admin:usage")
     usage.add_argument("--key", required=True, metavar="KEY_ID")
     usage.add_argument("--json", action="store_true", help="for scripts")
     ledger = commands.add_parser("ledger", help="the books").add_subparsers(
         required=True, metavar="COMMAND"
     )
-    verify = _command(
-        ledger, "verify", "recount the books", admin.with_billing(admin.verify_ledger)
-    )
+    verify = _command(ledger, "verify", "recount the books", "admin:verify_ledger")
     verify.add_argument("--json", action="store_true", help="for scripts")
 
 
 def _add_key_create(keys: _Commands) -> None:
-    create = _command(keys, "create", "create an API key", admin.with_billing(admin.create_key))
+    create = _command(keys, "create", "create an API key", "admin:create_key")
     create.add_argument("--tenant", required=True, help="made if it does not exist")
     create.add_argument("--name", required=True)
     create.add_argument("--requests-per-minute", type=_limit, metavar="R")
     create.add_argument("--tokens-per-minute", type=_limit, metavar="T", help="input and output")
     create.add_argument("--max-concurrent", type=_limit, metavar="C", help="requests at once")
     create.add_argument(
-        "--budget-usd", type=admin.usd_argument, metavar="B", help="per calendar month, e.g. 12.50"
+        "--budget-usd", type=nano_usd_from_text, metavar="B", help="per calendar month, e.g. 12.50"
     )
     create.add_argument("--models", type=_words, default=[], metavar="M,...", help="default: all")
     create.add_argument(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Protocol, TextIO
 
@@ -110,18 +109,3 @@ def _table(view: FleetView) -> Table:
         state = f"[{colour}]{child.state}[/]"
         table.add_row(child.name, state, child.address, str(child.pid or ""), bar)
     return table
-
-
-def status_text(view: FleetView) -> str:
-    """Return the plain table of ``headrace status``."""
-    rows = [f"{'service':<12} {'state':<10} {'address':<21} {'pid':>7}  metrics"]
-    rows += [
-        f"{c.name:<12} {c.state:<10} {c.address:<21} {c.pid or '-':>7}  {c.metrics_address or '-'}"
-        for c in view.children
-    ]
-    return "\n".join(rows)
-
-
-def say(text: str) -> None:
-    """Print an error or remark for people to stderr."""
-    print(f"headrace: {text}", file=sys.stderr)

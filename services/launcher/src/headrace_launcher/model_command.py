@@ -6,13 +6,14 @@ import sys
 from argparse import Namespace
 
 from headrace_launcher.child_state import ChildState
-from headrace_launcher.display import make_display, say
+from headrace_launcher.display import make_display
 from headrace_launcher.fleet import fetch_model, run_until_done
 from headrace_launcher.fleet_view import ChildView, FleetState, FleetView, Role
 from headrace_launcher.model_fetch import ModelError
 from headrace_launcher.preflight import PreflightError
 from headrace_launcher.process import Spawner, StartError
 from headrace_launcher.settings import LauncherSettings
+from headrace_launcher.text import say
 
 
 def fetch(settings: LauncherSettings, args: Namespace) -> int:

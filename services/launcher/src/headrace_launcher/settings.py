@@ -57,6 +57,9 @@ class LauncherSettings(ServiceSettings):
     drain_grace_s: float = Field(
         20.0, ge=0, le=3600, description="Time for running streams to finish at the end. Seconds."
     )
+    owner_pid: int = Field(
+        0, ge=0, description="A fleet ends when this process is gone, e.g. a test run; 0 = none."
+    )
     max_crashes: int = Field(
         5,
         ge=1,

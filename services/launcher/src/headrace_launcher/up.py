@@ -1,24 +1,23 @@
-"""``headrace up``, ``down`` and ``status``."""
+"""``headrace up``: checks, then a fleet in the foreground or in the background."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import subprocess
 import sys
 import time
 from argparse import Namespace
-from typing import Any
 
 import psutil
 
 from headrace_common.errors import HeadraceError
-from headrace_common.lifecycle import Lifecycle
-from headrace_launcher.display import make_display, say, status_text
+from headrace_common.lifecycle import Lifecycle, cancel_and_wait
+from headrace_launcher.display import make_display
+from headrace_launcher.exit_codes import EXIT_FAILED, EXIT_OK
 from headrace_launcher.first_key import FirstKey
 from headrace_launcher.fleet import Fleet, FleetError, first_key_of, run_until_done
-from headrace_launcher.fleet_view import FleetState, FleetView, public_status
+from headrace_launcher.fleet_view import FleetState, FleetView
 from headrace_launcher.log_file import last_lines, rotate
 from headrace_launcher.preflight import (
     Endpoint,
@@ -28,11 +27,12 @@ from headrace_launcher.preflight import (
     check_state_dir,
 )
 from headrace_launcher.settings import LauncherSettings
-from headrace_launcher.state_dir import StateDir, StateDirBusyError, supervisor_of
+from headrace_launcher.state_dir import StateDir, StateDirBusyError
+from headrace_launcher.text import say
 from headrace_launcher.welcome import welcome
 
-EXIT_OK, EXIT_FAILED, EXIT_NOT_RUNNING = 0, 1, 3
 _POLL_S = 0.1
+_OWNER_POLL_S = 0.5
 
 
 def up(settings: LauncherSettings, args: Namespace) -> int:
@@ -73,15 +73,26 @@ async def _run_here(settings: LauncherSettings, state_dir: StateDir, *, is_backg
         text = "running" if is_background else welcome(view, key, detached=False)
         print(text, flush=True)
 
+    owner = asyncio.create_task(_follow(settings.owner_pid, lifecycle.stopping))
     try:
         await Fleet(settings, state_dir, display).run(lifecycle.stopping, on_running)
     except FleetError as error:
         display.close()
         say(str(error))
         return EXIT_FAILED
+    finally:
+        await cancel_and_wait(owner)
     display.close()
     print("Headrace has stopped; nothing is left running.", flush=True)
     return EXIT_OK
+
+
+async def _follow(owner_pid: int, stopping: asyncio.Event) -> None:
+    """Stop the fleet once the process that it belongs to is gone."""
+    while owner_pid and psutil.pid_exists(owner_pid):  # noqa: ASYNC110 - nothing tells us
+        await asyncio.sleep(_OWNER_POLL_S)
+    if owner_pid:
+        stopping.set()
 
 
 class _Detached:
@@ -140,50 +151,3 @@ class _Detached:
         except ValueError:
             return None
         return view if view is not None and view.pid == pid else None
-
-
-def down(settings: LauncherSettings, args: Namespace) -> int:
-    """Stop the fleet of a state directory and wait until nothing of it runs."""
-    view, state_dir = _read(settings), StateDir(settings.state_dir)
-    process = supervisor_of(view) if view is not None else None
-    if view is None or process is None:
-        say(f"no fleet runs with state directory {state_dir.path}")
-        return EXIT_OK
-    print(f"stopping the fleet of process {view.pid} ...", flush=True)
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(args.timeout_s)
-    except psutil.TimeoutExpired:
-        say(f"process {view.pid} has not ended within {args.timeout_s:.0f} s; it is still draining")
-        return EXIT_FAILED
-    last = _read(settings)
-    if last is not None and last.state is FleetState.FAILED:
-        say(last.message)
-    print("stopped; nothing is left running", flush=True)
-    return EXIT_OK
-
-
-def status(settings: LauncherSettings, args: Namespace) -> int:
-    """Show every part of the fleet; exit code 3 if none runs."""
-    view, state_dir = _read(settings), StateDir(settings.state_dir)
-    is_running = state_dir.running_view() is not None
-    if args.json:
-        empty: dict[str, Any] = {"state": "stopped", "pid": None, "services": [], "workers": []}
-        print(json.dumps(public_status(view, alive=is_running) if view else empty, indent=2))
-    elif view is None or not is_running:
-        say(f"no fleet runs with state directory {state_dir.path}")
-        if view is not None and view.message:
-            say(f"the last one ended: {view.message}")
-    else:
-        print(f"{view.state.value}: {view.base_url}/v1, model {view.model}, process {view.pid}")
-        print(f"state and logs: {view.state_dir}\n")
-        print(status_text(view))
-    return EXIT_OK if is_running else EXIT_NOT_RUNNING
-
-
-def _read(settings: LauncherSettings) -> FleetView | None:
-    try:
-        return StateDir(settings.state_dir).read_view()
-    except ValueError as error:
-        say(f"{StateDir(settings.state_dir).fleet_json}: {error}")
-        return None
