@@ -75,3 +75,43 @@ async def test_cancelling_waits_for_the_clean_up() -> None:
     await asyncio.sleep(0)
     await cancel_and_wait(task, None)
     assert cleaned
+
+
+async def test_waiting_for_others_to_end_does_not_hide_ones_own_cancellation() -> None:
+    """A loop that is cancelled while it cleans up ends; it does not start its next turn."""
+
+    async def slow_to_end() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.1)
+
+    async def body() -> None:
+        inner = asyncio.create_task(slow_to_end())
+        await asyncio.sleep(0)
+        await cancel_and_wait(inner)
+
+    loop = asyncio.create_task(supervise("loop", body))
+    await asyncio.sleep(0.02)
+    loop.cancel()
+    done, _ = await asyncio.wait([loop], timeout=2)
+    loop.cancel()
+    assert done == {loop}
+    assert loop.cancelled()
+
+
+async def test_exceptions_of_those_waited_for_are_dropped() -> None:
+    """How a cancelled task ends is nobody's concern; None and finished tasks are allowed."""
+
+    async def fails_at_the_end() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("while ending")
+
+    failing = asyncio.create_task(fails_at_the_end())
+    finished = asyncio.create_task(asyncio.sleep(0))
+    await asyncio.sleep(0.01)
+    await cancel_and_wait(failing, None, finished)
+    assert failing.done()
+    await cancel_and_wait()

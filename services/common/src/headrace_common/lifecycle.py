@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
@@ -97,10 +96,17 @@ async def supervise(
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any] | None) -> None:  # Any: results are dropped
-    """Cancel tasks and wait until they are gone; their exceptions are dropped."""
-    live = [task for task in tasks if task is not None]
+    """Cancel tasks and wait until they are gone; their exceptions are dropped.
+
+    If the caller is cancelled meanwhile, that goes on up: a loop that is stopped while it cleans up
+    must not start its next turn.
+    """
+    live = [task for task in tasks if task is not None and task is not asyncio.current_task()]
     for task in live:
         task.cancel()
+    if live:
+        await asyncio.wait(live)
     for task in live:
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await task
+        if not task.cancelled():
+            # Marks it as seen.
+            task.exception()
