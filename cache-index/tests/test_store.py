@@ -135,7 +135,7 @@ async def test_blocks_have_a_life_of_their_own(redis: Redis, publisher: Publishe
     await store.apply(publisher, [add(1, 1)])
     key = KEYS.blocks("m", publisher.replica, CACHE_TIER_GPU)
     assert 0 < await redis.pttl(key) <= 60_000
-    await redis.pexpire(key, 5)
+    await redis.pexpire(key, 5_000)
     await store.renew(publisher)
     assert await redis.pttl(key) > 50_000
 
