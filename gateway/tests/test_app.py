@@ -88,7 +88,7 @@ async def test_every_request_is_opened_closed_and_settled_once(fleet: GatewayFle
     assert (closed.tenant_id, closed.key_id) == ("acme", fleet.key.key_id)
     assert closed.duration_s >= closed.ttft_s > 0
     await fleet.settled()
-    actual = fleet.limiter.settled[closed.request_id]
+    actual = fleet.settled_amounts(closed.request_id)
     assert (actual.input_tokens, actual.output_tokens) == (PROMPT_TOKENS, 3)
     assert actual.cost_nano_usd == closed.amount_nano_usd
 
@@ -235,7 +235,7 @@ async def test_headers_of_an_answer(fleet: GatewayFleet) -> None:
     assert int(headers["openai-processing-ms"]) >= 0
     assert headers["x-ratelimit-limit-requests"] == "2"
     assert headers["x-ratelimit-remaining-requests"] == "1"
-    assert headers["x-ratelimit-reset-requests"] == "29.2s"
+    assert headers["x-ratelimit-reset-requests"] == "30s"
     assert refused.status_code == 429
     assert refused.headers["retry-after"] == "30"
     assert refused.headers["x-ratelimit-remaining-requests"] == "0"
@@ -267,7 +267,7 @@ async def test_unknown_model_makes_no_metric(fleet: GatewayFleet) -> None:
     assert "made-up-7" not in metrics
     assert 'headrace_gateway_requests_total{endpoint="chat",outcome="MODEL_NOT_FOUND"}' in metrics
     assert fleet.usage.events == []
-    assert fleet.limiter.admitted == []
+    assert fleet.limiter.admits == []
 
 
 async def test_the_key_comes_before_the_body(fleet: GatewayFleet) -> None:
@@ -428,7 +428,7 @@ async def test_outbox_that_is_full_refuses_before_admission(fleet: GatewayFleet)
         ready = await client.get("/ready")
     assert (refused.status_code, ready.status_code) == (503, 503)
     assert refused.headers["retry-after"] == "5"
-    assert fleet.limiter.admitted == []
+    assert fleet.limiter.admits == []
 
 
 async def test_silent_stream_gets_comments(fleet_parts: GatewayFleet) -> None:

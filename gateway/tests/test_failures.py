@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from headrace_common.errors import Internal, QueueFull, ReplicaLost
-from headrace_contracts.ratelimit.v1 import ratelimit_pb2
+from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Limits
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_contracts.worker.v1 import worker_pb2
 from headrace_testing.byte_tokenizer import END_OF_TEXT_ID
@@ -126,7 +126,7 @@ class TestLostWorkers:
         for server in fleet.workers:
             if server is not running:
                 server.worker.switches.hang_after_tokens = None
-        fleet.router.states[running.worker.worker_id] = worker_pb2.WORKER_STATE_STUCK
+        fleet.router.set_state(running.worker.worker_id, worker_pb2.WORKER_STATE_STUCK)
         assert streamed_text(await asked) == "steady"
         await eventually(lambda: running.worker.cancelled)
 
@@ -214,7 +214,7 @@ class TestClientsThatLeave:
         assert closed.ending == usage_pb2.ENDING_CLIENT_GONE
         assert closed.usage.output_tokens == tokens_before
         assert closed.usage.prompt_tokens > 0
-        assert fleet.limiter.settled[closed.request_id].output_tokens == tokens_before
+        assert fleet.settled_amounts(closed.request_id).output_tokens == tokens_before
         outcome = {"endpoint": "chat", "outcome": "CLIENT_GONE"}
         await eventually(
             lambda: fleet.gateway.registry.get_sample_value(
@@ -236,7 +236,7 @@ class TestClientsThatLeave:
                 "headrace_gateway_requests_total", outcome
             )
         )
-        assert fleet.limiter.admitted == []
+        assert fleet.limiter.admits == []
 
     async def test_client_that_does_not_read_is_cut(self, fleet_parts: GatewayFleet) -> None:
         """A reader that stops holds no worker for longer than the bound."""
@@ -268,7 +268,7 @@ class TestGuard:
 
     async def test_every_part_of_the_input_is_looked_at(self, fleet: GatewayFleet) -> None:
         """A blocked word is found wherever it stands, and no worker sees the request."""
-        fleet.guard.blocked = ("heron",)
+        fleet.guard.blocklist = ["heron"]
         text: str = "a heron here"
         call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
         said = {**call, "function": {"name": "f", "arguments": json.dumps({"q": text})}}
@@ -305,7 +305,7 @@ class TestGuard:
 
     async def test_what_is_refused_anyway_is_looked_at_first(self, fleet: GatewayFleet) -> None:
         """A blocked word in a tool's description or a schema is told, not just "unsupported"."""
-        fleet.guard.blocked = ("heron",)
+        fleet.guard.blocklist = ["heron"]
         tool = {"name": "f", "description": "a heron", "parameters": {"type": "object"}}
         schema = {"name": "s", "schema": {"properties": {"heron": {}}}}
         for fields in (
@@ -321,7 +321,7 @@ class TestGuard:
 
     async def test_prompt_of_ids_is_read_as_text(self, fleet: GatewayFleet) -> None:
         """Token ids are no way around the guard."""
-        fleet.guard.blocked = ("heron",)
+        fleet.guard.blocklist = ["heron"]
         async with fleet.http() as client:
             answer = await client.post(
                 "/v1/completions", json={"model": MODEL, "prompt": list(b"a heron")}
@@ -340,10 +340,10 @@ class TestGuard:
 
     async def test_redacted_input_is_what_the_worker_gets(self, fleet: GatewayFleet) -> None:
         """The guard's text replaces the client's before tokenising."""
-        fleet.guard.redacted = ("4111",)
+        fleet.guard.blocklist, fleet.guard.redacts = ["4111"], True
         await ask(fleet, content="card 4111")
         prompt = bytes(i for i in fleet.worker.requests[0].prompt_token_ids if i < END_OF_TEXT_ID)
-        assert b"card [X]" in prompt
+        assert b"card [redacted blocklist]" in prompt
         assert b"4111" not in prompt
 
     @pytest.mark.parametrize("streaming", [True, False])
@@ -351,7 +351,7 @@ class TestGuard:
         self, fleet: GatewayFleet, streaming: bool
     ) -> None:
         """Text up to the word is sent, the word never, not even in log probabilities."""
-        fleet.guard.blocked = ("heron",)
+        fleet.guard.blocklist = ["heron"]
         fleet.worker.script = saying("I see a heron now, and much more follows here")
         fleet.worker.switches.delay_per_token_s = 0.005
         answer = await ask(fleet, stream=streaming, logprobs=True, top_logprobs=0)
@@ -378,7 +378,7 @@ class TestGuard:
 
     async def test_one_blocked_choice_does_not_end_the_others(self, fleet: GatewayFleet) -> None:
         """Every choice is judged by itself."""
-        fleet.guard.blocked = ("heron",)
+        fleet.guard.blocklist = ["heron"]
         fleet.worker.script = lambda _p, _s, idx: b"a heron" if idx == 1 else b"a duck"
         choices = (await ask(fleet, n=3)).json()["choices"]
         assert [it["finish_reason"] for it in choices] == ["stop", "content_filter", "stop"]
@@ -403,17 +403,27 @@ class TestGuard:
         await fleet.settled()
 
     async def test_guard_lost_in_mid_stream(self, fleet: GatewayFleet) -> None:
-        """Closed: the stream ends with an error, held text unsent. Open: it goes on whole."""
-        fleet.guard.blocked = ("hero",)
-        fleet.worker.script = saying("the her is late")
-        fleet.guard.fail_output_after = 7
-        key, _ = fleet.new_key(guard_fail_open=True)
-        closed = await ask(fleet, stream=True)
-        opened = await ask(fleet, key, stream=True)
-        assert streamed_text(closed) == "the "
+        """Closed: the stream ends with an error event. Open: it goes on whole."""
+        fleet.worker.script = saying("the heron is late")
+        fleet.worker.switches.delay_per_token_s = 0.02
+        open_key, _ = fleet.new_key(guard_fail_open=True)
+
+        async def read(key: str) -> str:
+            text = ""
+            fleet.guard.switches.refuse = False
+            body = chat_body(stream=True)
+            async with fleet.http(key) as client, client.stream("POST", CHAT, json=body) as answer:
+                async for piece in answer.aiter_text():
+                    text += piece
+                    fleet.guard.switches.refuse = '"content":"t"' in text
+            return text
+
+        closed = httpx.Response(200, text=await read(fleet.api_key))
+        opened = httpx.Response(200, text=await read(open_key))
+        assert "the heron".startswith(streamed_text(closed))
         assert "guard_unavailable" in closed.text
         assert finish_reasons(closed) == []
-        assert streamed_text(opened) == "the her is late"
+        assert streamed_text(opened) == "the heron is late"
         assert finish_reasons(opened) == ["stop"]
         await fleet.settled()
 
@@ -422,43 +432,33 @@ class TestRateLimit:
     """Admission and its failures."""
 
     async def test_denials_are_told_apart(self, fleet: GatewayFleet) -> None:
-        """Rate: 429 and when to come back. Budget: 429 without. Too large: 400."""
-        outcome = ratelimit_pb2.AdmitResponse
-        for answer, status, code, has_retry in (
-            (
-                outcome(
-                    outcome=outcome.OUTCOME_DENIED,
-                    binding_dimension=ratelimit_pb2.DIMENSION_TOTAL_BUDGET,
-                ),
-                429,
-                "insufficient_quota",
-                False,
-            ),
-            (
-                outcome(
-                    outcome=outcome.OUTCOME_TOO_LARGE,
-                    binding_dimension=ratelimit_pb2.DIMENSION_TOKENS_PER_MINUTE,
-                ),
-                400,
-                "request_too_large_for_limit",
-                False,
-            ),
-            (
-                outcome(
-                    outcome=outcome.OUTCOME_DENIED,
-                    binding_dimension=ratelimit_pb2.DIMENSION_CONCURRENCY,
-                ),
-                429,
-                "rate_limit_exceeded",
-                True,
-            ),
-            (outcome(outcome=outcome.OUTCOME_UNAVAILABLE), 503, "service_unavailable", True),
+        """Money: 429, no waiting. Too large: 400. Slots: 429 and when. No store: 503."""
+        for limits, status, code, has_retry in (
+            (Limits(total_budget_nano_usd=0), 429, "insufficient_quota", False),
+            (Limits(tokens_per_minute=20), 400, "request_too_large_for_limit", False),
         ):
-            fleet.limiter.answer = answer
-            refused = await ask(fleet, stream=True)
+            key, _ = fleet.new_key(limits=limits)
+            refused = await ask(fleet, key, stream=True)
             assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
             assert ("retry-after" in refused.headers) == has_retry
+        fleet.limiter.degraded = True
+        key, _ = fleet.new_key(prepaid=True, limits=Limits(total_budget_nano_usd=10**9))
+        unavailable = await ask(fleet, key)
+        assert (unavailable.status_code, "retry-after" in unavailable.headers) == (503, True)
         assert fleet.usage.events == []
+
+    async def test_slots_are_held_while_a_request_runs(self, fleet: GatewayFleet) -> None:
+        """The second at once is told when to come back, and passes once the first is over."""
+        key, _ = fleet.new_key(limits=Limits(max_concurrent=1))
+        fleet.worker.switches.hang_after_tokens = 1
+        first = asyncio.create_task(ask(fleet, key))
+        await eventually(lambda: fleet.worker.running)
+        refused = await ask(fleet, key)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        first.cancel()
+        await fleet.settled()
+        fleet.worker.switches.hang_after_tokens = None
+        assert (await ask(fleet, key)).status_code == 200
 
     async def test_limiter_down(self, fleet: GatewayFleet) -> None:
         """Postpaid requests pass and are counted; prepaid money is refused."""
@@ -473,7 +473,7 @@ class TestRateLimit:
 
     async def test_slots_come_back_however_a_request_ends(self, fleet: GatewayFleet) -> None:
         """Broken body, unknown model, blocked input, lost worker: no lease stays open."""
-        fleet.guard.blocked = ("heron",)
+        fleet.guard.blocklist = ["heron"]
         async with fleet.http() as client:
             await client.post(CHAT, content=b"{bad")
         await ask(fleet, model="none")
@@ -481,7 +481,7 @@ class TestRateLimit:
         fleet.worker.switches.die_after_tokens = 0
         await ask(fleet)
         await fleet.settled()
-        assert {len(fleet.limiter.admitted), len(fleet.limiter.settled)} == {2}
+        assert {len(fleet.limiter.admits), len(fleet.limiter.settles)} == {2}
 
 
 class TestRouter:
@@ -500,14 +500,14 @@ class TestRouter:
 
     async def test_a_refusal_of_the_router_is_the_clients(self, fleet: GatewayFleet) -> None:
         """A full queue is no outage: it is told, not worked around."""
-        fleet.router.failure = QueueFull("The queue is full.", retry_after_s=2.5)
+        fleet.router.refuse_with = QueueFull("The queue is full.", retry_after_s=2.5)
         answer = await ask(fleet)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "3")
         assert fleet.worker.requests == []
 
     async def test_a_broken_router_is_worked_around(self, fleet: GatewayFleet) -> None:
         """An internal error there is an outage."""
-        fleet.router.failure = Internal()
+        fleet.router.refuse_with = Internal()
         assert (await ask(fleet)).status_code == 200
 
     async def test_the_pick_carries_prompt_and_progress(self, fleet: GatewayFleet) -> None:
@@ -524,7 +524,7 @@ class TestRouter:
 
     async def test_no_ready_replica_is_not_ready(self, fleet: GatewayFleet) -> None:
         """/ready says 503 when the last replica leaves; the model stays known."""
-        fleet.router.workers.clear()
+        fleet.router.set_reachable("w0", False)
 
         async def is_not_ready() -> bool:
             async with fleet.http() as client:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from headrace_common.errors import GuardUnavailable
 from headrace_contracts.billing.v1.billing_pb2 import Principal
-from headrace_contracts.guard.v1 import guard_pb2
 from headrace_gateway.clients.guard import GuardClient
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.output_check import OutputCheck, Release, open_output_check
-from headrace_testing.fakes_gateway import GUARD, FakeGuard, FakeServer
+from headrace_testing.fake_guard import DESCRIPTOR, FakeGuard, Switches
+from headrace_testing.gateway_fleet import FakeServer
 
 
 class Scene:
     """An output check against a guard behind a real server."""
 
-    def __init__(self, guard: object) -> None:
-        self.server = FakeServer(GUARD, guard)
+    def __init__(self, guard: FakeGuard) -> None:
+        self.server = FakeServer(DESCRIPTOR, guard)
         self.metrics = GatewayMetrics(CollectorRegistry())
         self.client: GuardClient
 
@@ -50,7 +49,7 @@ def joined(releases: list[Release], choice_idx: int = 0) -> str:
 
 async def test_clean_text_comes_back_whole_and_in_order() -> None:
     """Two choices interleaved: each as it was, each ends once."""
-    async with Scene(FakeGuard(blocked=("xyz",))) as scene:
+    async with Scene(FakeGuard(blocklist=["xyz"])) as scene:
         check = await scene.open()
         for piece in ("ax", "bxy", "c"):
             check.push(0, piece, is_last=False)
@@ -65,7 +64,7 @@ async def test_clean_text_comes_back_whole_and_in_order() -> None:
 
 async def test_a_blocked_choice_takes_no_more_text() -> None:
     """What comes after the block is not even sent to the guard."""
-    async with Scene(FakeGuard(blocked=("xyz",))) as scene:
+    async with Scene(FakeGuard(blocklist=["xyz"])) as scene:
         check = await scene.open()
         check.push(0, "a xyz", is_last=False)
         first = await anext(check.releases())
@@ -96,7 +95,7 @@ async def test_guard_that_cannot_be_reached(fail_open: bool) -> None:
 @pytest.mark.parametrize("fail_open", [True, False])
 async def test_guard_killed_with_text_held(fail_open: bool) -> None:
     """Closed: what was held stays held. Open: it comes out, once, and the rest follows."""
-    async with Scene(FakeGuard(blocked=("xyz",))) as scene:
+    async with Scene(FakeGuard(blocklist=["xyz"])) as scene:
         check = await scene.open(fail_open=fail_open)
         check.push(0, "a xy", is_last=False)
         releases = check.releases()
@@ -114,21 +113,10 @@ async def test_guard_killed_with_text_held(fail_open: bool) -> None:
         check.close()
 
 
-class SilentGuard(FakeGuard):
-    """Reads and never answers."""
-
-    async def CheckOutput(  # noqa: N802 - contract name
-        self, messages: AsyncIterator[guard_pb2.CheckOutputRequest], _call: object
-    ) -> AsyncIterator[guard_pb2.CheckOutputResponse]:
-        """Wait for ever."""
-        await asyncio.Event().wait()
-        yield guard_pb2.CheckOutputResponse()
-
-
 async def test_a_guard_that_never_answers_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the last text it has some seconds; then the policy for no verdict holds."""
     monkeypatch.setattr("headrace_gateway.output_check._LAST_ANSWER_S", 0.1)
-    async with Scene(SilentGuard()) as scene:
+    async with Scene(FakeGuard(switches=Switches(hang=True))) as scene:
         check = await scene.open()
         check.push(0, "a", is_last=True)
         check.finish()
@@ -137,28 +125,10 @@ async def test_a_guard_that_never_answers_has_a_bound(monkeypatch: pytest.Monkey
         check.close()
 
 
-class UnsureGuard(FakeGuard):
-    """Could not look."""
-
-    async def CheckOutput(  # noqa: N802 - contract name
-        self, messages: AsyncIterator[guard_pb2.CheckOutputRequest], _call: object
-    ) -> AsyncIterator[guard_pb2.CheckOutputResponse]:
-        """Say so at the first text."""
-        await anext(messages)
-        text = (await anext(messages)).text
-        yield guard_pb2.CheckOutputResponse(
-            choice_idx=text.choice_idx,
-            verdict=guard_pb2.Verdict(
-                state=guard_pb2.VERDICT_STATE_NOT_EVALUATED, action=guard_pb2.ACTION_UNAVAILABLE
-            ),
-            last=True,
-        )
-
-
 @pytest.mark.parametrize("fail_open", [True, False])
 async def test_no_verdict_is_not_clean(fail_open: bool) -> None:
     """An answer that could not be judged follows the key's policy, like a lost guard."""
-    async with Scene(UnsureGuard()) as scene:
+    async with Scene(FakeGuard(switches=Switches(cannot_look=True))) as scene:
         check = await scene.open(fail_open=fail_open)
         check.push(0, "a", is_last=False)
         check.push(0, "b", is_last=True)

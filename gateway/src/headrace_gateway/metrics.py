@@ -36,6 +36,16 @@ class GatewayMetrics:
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
+        self.stage_s = Histogram(
+            "headrace_gateway_stage_seconds",
+            "Time per stage of a request.",
+            ["stage"],
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self._make_counters(registry)
+
+    def _make_counters(self, registry: CollectorRegistry) -> None:
         self.tokens = Counter(
             "headrace_gateway_tokens",
             "Tokens of closed requests, by kind: prompt (cached included), cached, output.",
@@ -67,11 +77,4 @@ class GatewayMetrics:
         )
         self.slow_readers = Counter(
             "headrace_gateway_slow_readers", "Clients cut off for not reading.", registry=registry
-        )
-        self.stage_s = Histogram(
-            "headrace_gateway_stage_seconds",
-            "Time per stage of a request.",
-            ["stage"],
-            buckets=LATENCY_BUCKETS_S,
-            registry=registry,
         )

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import msgspec
 import orjson
-from msgspec import Meta, Struct
 
 from headrace_common.errors import InvalidRequest
 from headrace_contracts.guard.v1 import guard_pb2
@@ -27,6 +25,19 @@ from headrace_gateway.api_request import (
     StreamOptions,
 )
 from headrace_gateway.json_body import check_depth, decode
+from headrace_gateway.openai_bodies import (
+    CHAT_DECODER,
+    COMPLETION_DECODER,
+    AudioPart,
+    ChatBody,
+    CommonBody,
+    FilePart,
+    ImagePart,
+    MessageBody,
+    RefusalPart,
+    TextPart,
+    ToolCallBody,
+)
 
 _UINT32 = 2**32
 _MAX_CHOICES = 128
@@ -37,120 +48,6 @@ _TRUST = {
     "assistant": guard_pb2.TRUST_MODEL,
     "tool": guard_pb2.TRUST_UNTRUSTED,
 }
-
-Positive = Annotated[int, Meta(ge=1, lt=_UINT32)]
-Token = Annotated[int, Meta(ge=0, lt=_UINT32)]
-Text = Annotated[str, Meta(max_length=512)]
-
-
-class _TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    text: str
-
-
-class _Refusal(Struct, tag_field="type", tag="refusal", forbid_unknown_fields=True):
-    refusal: str
-
-
-# Parts that no model here reads; their content is not looked at, and never fetched.
-class _Image(Struct, tag_field="type", tag="image_url"):
-    pass
-
-
-class _Audio(Struct, tag_field="type", tag="input_audio"):
-    pass
-
-
-class _File(Struct, tag_field="type", tag="file"):
-    pass
-
-
-class _Function(Struct, forbid_unknown_fields=True):
-    name: str
-    arguments: str
-
-
-class _ToolCall(Struct, forbid_unknown_fields=True):
-    id: str
-    function: _Function
-    type: Literal["function"] = "function"
-    index: int | None = None
-
-
-class _Message(Struct, forbid_unknown_fields=True):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_TextPart | _Refusal | _Image | _Audio | _File] | None = None
-    name: Text | None = None
-    tool_calls: list[_ToolCall] | None = None
-    tool_call_id: Text | None = None
-    refusal: str | None = None
-    # Sent back by SDKs that echo a whole answer; empty there.
-    audio: Any = None
-    function_call: Any = None
-    annotations: Any = None
-
-
-class _StreamOptions(Struct, forbid_unknown_fields=True):
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None
-
-
-class _Common(Struct, kw_only=True, forbid_unknown_fields=True):
-    model: Annotated[str, Meta(min_length=1, max_length=256)]
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, lt=_UINT32)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
-    seed: int | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
-    n: Annotated[int, Meta(ge=1, le=8)] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: Annotated[list[Token], Meta(max_length=64)] | None = None
-    max_tokens: Positive | None = None
-    min_tokens: Token | None = None
-    ignore_eos: bool | None = None
-    stream: bool | None = None
-    stream_options: _StreamOptions | None = None
-    user: Text | None = None
-    metadata: Annotated[dict[str, Text], Meta(max_length=16)] | None = None
-    service_tier: str | None = None
-    store: bool | None = None
-    safety_identifier: Text | None = None
-    prompt_cache_key: Text | None = None
-
-
-class _Chat(_Common, kw_only=True):
-    messages: list[_Message]
-    max_completion_tokens: Positive | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    # Not offered yet: see _REFUSED. Any: whatever JSON the client sent.
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
-    functions: Any = None
-    function_call: Any = None
-    response_format: Any = None
-    audio: Any = None
-    modalities: Any = None
-    prediction: Any = None
-    reasoning_effort: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
-    prompt_cache_retention: Any = None
-    moderation: Any = None
-
-
-class _Completion(_Common, kw_only=True):
-    prompt: str | list[Any] | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    best_of: Annotated[int, Meta(ge=1, le=20)] | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-
 
 # Field -> values that ask for nothing and are let pass.
 _REFUSED: dict[str, tuple[object, ...]] = {
@@ -169,8 +66,6 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "prompt_cache_retention": (),
     "moderation": (),
 }
-_CHAT_DECODER = msgspec.json.Decoder(_Chat)
-_COMPLETION_DECODER = msgspec.json.Decoder(_Completion)
 
 
 def parse_chat(body: bytes) -> ApiRequest:
@@ -179,7 +74,7 @@ def parse_chat(body: bytes) -> ApiRequest:
     Raises:
         InvalidRequest: `param` names the field at fault.
     """
-    chat = decode(_CHAT_DECODER, body)
+    chat = decode(CHAT_DECODER, body)
     if not chat.messages:
         raise InvalidRequest("messages must hold at least one message.", param="messages")
     if chat.top_logprobs is not None and not chat.logprobs:
@@ -200,7 +95,7 @@ def parse_completion(body: bytes) -> ApiRequest:
     Raises:
         InvalidRequest: `param` names the field at fault.
     """
-    asked = decode(_COMPLETION_DECODER, body)
+    asked = decode(COMPLETION_DECODER, body)
     request = _common(asked, Endpoint.COMPLETIONS, asked.max_tokens)
     if asked.echo:
         raise _not_supported("echo")
@@ -222,15 +117,7 @@ def parse_completion(body: bytes) -> ApiRequest:
     return request
 
 
-def request_schemas(ref_template: str) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Return the JSON schemas of the request bodies by path, and the components they refer to."""
-    schemas, components = msgspec.json.schema_components(
-        (_Chat, _Completion), ref_template=ref_template
-    )
-    return dict(zip(("/v1/chat/completions", "/v1/completions"), schemas, strict=True)), components
-
-
-def _common(asked: _Common, endpoint: Endpoint, max_tokens: int | None) -> ApiRequest:
+def _common(asked: CommonBody, endpoint: Endpoint, max_tokens: int | None) -> ApiRequest:
     if asked.store:
         raise _not_supported("store")
     if asked.service_tier not in (None, "auto", "default"):
@@ -260,7 +147,7 @@ def _common(asked: _Common, endpoint: Endpoint, max_tokens: int | None) -> ApiRe
     )
 
 
-def _sampling(asked: _Common) -> Sampling:
+def _sampling(asked: CommonBody) -> Sampling:
     # The contract reads a top_p of 0 as "off"; for the API it is the narrowest nucleus there is.
     top_p = asked.top_p if asked.top_p != 0 else 1e-6
     return Sampling(
@@ -292,7 +179,7 @@ def _stops(stop: str | list[str] | None) -> Sequence[str]:
     return stops
 
 
-def _streaming(asked: _Common) -> StreamOptions:
+def _streaming(asked: CommonBody) -> StreamOptions:
     options = asked.stream_options
     if not asked.stream:
         if options is not None and (options.include_usage or options.continuous_usage_stats):
@@ -306,7 +193,7 @@ def _streaming(asked: _Common) -> StreamOptions:
     return StreamOptions(True, bool(options.include_usage) or continuous, continuous)
 
 
-def _add_message(request: ApiRequest, given: _Message, path: str) -> None:
+def _add_message(request: ApiRequest, given: MessageBody, path: str) -> None:
     for field in ("audio", "function_call", "annotations"):
         if getattr(given, field):
             raise _not_supported(f"{path}.{field}")
@@ -330,7 +217,7 @@ def _add_message(request: ApiRequest, given: _Message, path: str) -> None:
     request.messages.append(message)
 
 
-def _content(given: _Message, path: str) -> str:
+def _content(given: MessageBody, path: str) -> str:
     if given.tool_calls and given.role != "assistant":
         raise InvalidRequest("Only an assistant calls tools.", param=f"{path}.tool_calls")
     if given.role == "tool" and not given.tool_call_id:
@@ -344,16 +231,16 @@ def _content(given: _Message, path: str) -> str:
     return "".join(_part_text(part, f"{path}.content") for part in given.content)
 
 
-def _part_text(part: _TextPart | _Refusal | _Image | _Audio | _File, path: str) -> str:
-    if isinstance(part, _TextPart):
+def _part_text(part: TextPart | RefusalPart | ImagePart | AudioPart | FilePart, path: str) -> str:
+    if isinstance(part, TextPart):
         return part.text
-    if isinstance(part, _Refusal):
+    if isinstance(part, RefusalPart):
         return part.refusal
-    kind = {_Image: "images", _Audio: "audio", _File: "files"}[type(part)]
+    kind = {ImagePart: "images", AudioPart: "audio", FilePart: "files"}[type(part)]
     raise InvalidRequest(f"This model takes no {kind}, only text.", param=path)
 
 
-def _template_call(call: _ToolCall) -> Message:
+def _template_call(call: ToolCallBody) -> Message:
     """Return a tool call as templates expect it: with its arguments as JSON values if they are."""
     arguments: object = call.function.arguments
     try:
@@ -367,7 +254,7 @@ def _template_call(call: _ToolCall) -> Message:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _guard_tools(request: ApiRequest, chat: _Chat) -> None:
+def _guard_tools(request: ApiRequest, chat: ChatBody) -> None:
     for field in ("tools", "functions", "response_format", "prediction"):
         value = getattr(chat, field)
         if value:
@@ -389,7 +276,7 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(inner)
 
 
-def _refusal(chat: _Chat) -> InvalidRequest | None:
+def _refusal(chat: ChatBody) -> InvalidRequest | None:
     for field, neutral in _REFUSED.items():
         value = getattr(chat, field)
         if value is not None and value not in neutral:

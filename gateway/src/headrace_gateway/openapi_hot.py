@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from headrace_gateway.openai_schema import request_schemas
+from headrace_gateway.openai_bodies import request_schemas
 
 _REF = "#/components/schemas/{name}"
 

@@ -10,24 +10,91 @@ from typing import Any
 
 import httpx
 import openai
+from google.protobuf.descriptor import ServiceDescriptor
 
 from headrace_common.lifecycle import Lifecycle
+from headrace_common.rpc_server import RpcServer
 from headrace_contracts.billing.v1 import billing_pb2
+from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
+from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
 from headrace_gateway.app import Gateway
 from headrace_gateway.settings import GatewaySettings
+from headrace_testing.clock import FakeClock
 from headrace_testing.fake_billing import FakeBilling, FakeBillingServer
+from headrace_testing.fake_guard import DESCRIPTOR as GUARD
+from headrace_testing.fake_guard import FakeGuard
+from headrace_testing.fake_ratelimit import DESCRIPTOR as RATE_LIMIT
+from headrace_testing.fake_ratelimit import FakeRateLimit
+from headrace_testing.fake_router import DESCRIPTOR as ROUTER
+from headrace_testing.fake_router import FakeRouter
 from headrace_testing.fake_worker import MODEL, FakeWorker, FakeWorkerServer
-from headrace_testing.fakes_gateway import (
-    GUARD,
-    RATE_LIMIT,
-    ROUTER,
-    FakeGuard,
-    FakeRateLimit,
-    FakeRouter,
-    FakeServer,
-    MemoryUsageLog,
-)
 from headrace_testing.waiting import eventually
+
+
+class FakeServer:
+    """One fake behind a real server. Use as an async context manager; `restart` keeps the port."""
+
+    def __init__(self, descriptor: ServiceDescriptor, servicer: object) -> None:
+        self._descriptor, self._servicer = descriptor, servicer
+        self._address = "127.0.0.1:0"
+        self._server: RpcServer | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it listens, also while it is down."""
+        return self._address
+
+    async def start(self) -> None:
+        """Listen."""
+        self._server = RpcServer(self._address, [(self._descriptor, self._servicer)])
+        await self._server.start()
+        await self._server.set_ready(True)
+        self._address = f"127.0.0.1:{self._server.port}"
+
+    async def kill(self) -> None:
+        """Cut every connection."""
+        if self._server is not None:
+            await self._server.stop(0)
+            self._server = None
+
+    async def __aenter__(self) -> FakeServer:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.kill()
+
+
+@dataclass
+class MemoryUsageLog:
+    """Keeps usage events; `is_full` refuses new requests."""
+
+    is_full: bool = False
+    events: list[UsageEvent] = field(default_factory=list)
+
+    async def start(self) -> None:
+        """Nothing to take over."""
+
+    async def close(self) -> None:
+        """Nothing to write."""
+
+    async def opened(self, event: UsageEvent) -> None:
+        """Keep it."""
+        self.events.append(event)
+
+    async def closed(self, event: UsageEvent) -> None:
+        """Keep it, as durable as memory is."""
+        await asyncio.sleep(0)
+        self.events.append(event)
+
+    def closed_events(self) -> list[UsageEvent]:
+        """Endings, in order."""
+        return [event for event in self.events if event.kind == UsageEvent.KIND_CLOSED]
+
+    def open_requests(self) -> set[str]:
+        """Requests that were opened and not closed."""
+        opened = {it.request_id for it in self.events if it.kind == UsageEvent.KIND_OPENED}
+        return opened - {it.request_id for it in self.closed_events()}
 
 
 @dataclass
@@ -38,7 +105,8 @@ class GatewayFleet:
     billing: FakeBilling = field(default_factory=FakeBilling)
     router: FakeRouter = field(default_factory=FakeRouter)
     guard: FakeGuard = field(default_factory=FakeGuard)
-    limiter: FakeRateLimit = field(default_factory=FakeRateLimit)
+    # Its clock stands: no limit refills during a test.
+    limiter: FakeRateLimit = field(default_factory=lambda: FakeRateLimit(FakeClock()))
     usage: MemoryUsageLog = field(default_factory=MemoryUsageLog)
     settings: dict[str, Any] = field(default_factory=dict)
     workers: list[FakeWorkerServer] = field(default_factory=list)
@@ -83,7 +151,7 @@ class GatewayFleet:
         """Start one more worker."""
         server = await self._stack.enter_async_context(FakeWorkerServer(worker))
         self.workers.append(server)
-        self.router.workers.append(server)
+        self.router.add_worker(worker.worker_id, server.address, [worker.card()])
         return server
 
     async def close(self) -> None:
@@ -116,14 +184,19 @@ class GatewayFleet:
         """The first worker."""
         return self.workers[0].worker
 
+    def settled_amounts(self, request_id: str) -> Amounts:
+        """What a request was settled with."""
+        (settle,) = [it for it in self.limiter.settles if it.lease_id == request_id]
+        return settle.actual
+
     async def settled(self) -> None:
         """Wait until nothing is open any more, anywhere."""
 
         def is_quiet() -> bool:
             return (
                 not self.usage.open_requests()
-                and not self.limiter.open_leases
-                and not +self.router.open_picks
+                and not self.limiter.live_leases()
+                and not self.router.running
                 and not any(server.worker.running for server in self.workers)
             )
 

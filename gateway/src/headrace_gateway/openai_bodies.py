@@ -1,0 +1,156 @@
+"""The bodies of the public API's requests, field by field, with their bounds.
+
+Everything documented stands here; what is honoured and what is refused, `openai_schema` says.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+_UINT32 = 2**32
+
+Positive = Annotated[int, Meta(ge=1, lt=_UINT32)]
+Token = Annotated[int, Meta(ge=0, lt=_UINT32)]
+Text = Annotated[str, Meta(max_length=512)]
+
+
+class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """A text as part of a message."""
+
+    text: str
+
+
+class RefusalPart(Struct, tag_field="type", tag="refusal", forbid_unknown_fields=True):
+    """A refusal that the model gave earlier."""
+
+    refusal: str
+
+
+# Parts that no model here reads; their content is not looked at, and never fetched.
+class ImagePart(Struct, tag_field="type", tag="image_url"):
+    """An image; refused."""
+
+
+class AudioPart(Struct, tag_field="type", tag="input_audio"):
+    """A sound; refused."""
+
+
+class FilePart(Struct, tag_field="type", tag="file"):
+    """A file; refused."""
+
+
+class FunctionBody(Struct, forbid_unknown_fields=True):
+    """The function that a tool call names, its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallBody(Struct, forbid_unknown_fields=True):
+    """A tool call that the model made earlier."""
+
+    id: str
+    function: FunctionBody
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
+class MessageBody(Struct, forbid_unknown_fields=True):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart | RefusalPart | ImagePart | AudioPart | FilePart] | None = None
+    name: Text | None = None
+    tool_calls: list[ToolCallBody] | None = None
+    tool_call_id: Text | None = None
+    refusal: str | None = None
+    # Sent back by SDKs that echo a whole answer; empty there.
+    audio: Any = None
+    function_call: Any = None
+    annotations: Any = None
+
+
+class StreamOptionsBody(Struct, forbid_unknown_fields=True):
+    """What a stream carries beside the text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class CommonBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What both generating endpoints take."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, lt=_UINT32)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    seed: int | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    n: Annotated[int, Meta(ge=1, le=8)] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: Annotated[list[Token], Meta(max_length=64)] | None = None
+    max_tokens: Positive | None = None
+    min_tokens: Token | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptionsBody | None = None
+    user: Text | None = None
+    metadata: Annotated[dict[str, Text], Meta(max_length=16)] | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+
+
+class ChatBody(CommonBody, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[MessageBody]
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    # Not offered yet: see _REFUSED. Any: whatever JSON the client sent.
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: Any = None
+    functions: Any = None
+    function_call: Any = None
+    response_format: Any = None
+    audio: Any = None
+    modalities: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+    prompt_cache_retention: Any = None
+    moderation: Any = None
+
+
+class CompletionBody(CommonBody, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[Any] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=20)] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+
+CHAT_DECODER = msgspec.json.Decoder(ChatBody)
+COMPLETION_DECODER = msgspec.json.Decoder(CompletionBody)
+
+
+def request_schemas(ref_template: str) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Return the JSON schemas of the request bodies by path, and the components they refer to."""
+    schemas, components = msgspec.json.schema_components(
+        (ChatBody, CompletionBody), ref_template=ref_template
+    )
+    return dict(zip(("/v1/chat/completions", "/v1/completions"), schemas, strict=True)), components
