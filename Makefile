@@ -37,10 +37,11 @@ status: setup ## Show every service and worker of the running fleet
 	@$(BIN)/headrace status $(ARGS)
 
 test: setup ## The whole test-suite: unit, property, contract, e2e
-	$(PYTEST) -m "not chaos and not gpu" $(TESTS)
+	$(PYTEST) -n 2 --dist loadfile -m "not e2e and not chaos and not gpu" $(TESTS)
+	$(PYTEST) -m "e2e and not chaos" tests/e2e
 
 test-unit: setup ## Unit, property and contract tests
-	$(PYTEST) -m "not e2e and not chaos and not gpu" $(TESTS)
+	$(PYTEST) -n 2 --dist loadfile -m "not e2e and not chaos and not gpu" $(TESTS)
 
 test-e2e: setup ## Tests with a whole fleet of real processes
 	$(PYTEST) -m "e2e and not chaos" tests/e2e $(TESTS)
