@@ -24,7 +24,13 @@ from headrace_worker.model.prepared_folder import FORMAT, MANIFEST, is_complete
 from headrace_worker.model.runner import ModelRunner, Row
 from headrace_worker.prepare import ensure_prepared, prepare, prepared_dir
 
-FILES = {"headrace_model.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
+FILES = {
+    "headrace_model.json",
+    "model.safetensors",
+    "blocks.safetensors",
+    "tokenizer.json",
+    "chat_template.jinja",
+}
 
 
 @pytest.fixture
@@ -47,7 +53,7 @@ def test_prepared_model_equals_the_hf_folder(tmp_path: Path, *, is_head_tied: bo
 
 
 def test_prepared_folder_has_texts_and_tokenizer(tmp_path: Path, source: Path) -> None:
-    """The folder holds exactly its four files; info is filled from them."""
+    """The folder holds exactly its files; info is filled from them."""
     folder = ensure_prepared(source, tmp_path / "cache")
     assert {path.name for path in folder.iterdir()} == FILES
     info = load_model(folder).info

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headrace_common.errors import HeadraceError, InvalidRequest, Unavailable
+from headrace_worker.kernels.blocks import ByteArray
 from headrace_worker.model import prepared_folder
 from headrace_worker.model.config import ModelConfig
 from headrace_worker.model.gguf_reader import GgufFile
@@ -31,6 +32,8 @@ from headrace_worker.model.weights import tensor_plan
 Progress = Callable[[str, int, int], None]
 
 _SPARE_BYTES = 64 << 20
+# float32, and at most one byte and an eighth for the quantised form.
+_BYTES_PER_PARAMETER = 6
 # Holds the header, and at the other end weights, which differ between any two trainings.
 _END_BYTES = 1 << 20
 _HASH_CHUNK_BYTES = 4 << 20
@@ -113,6 +116,7 @@ def _write(gguf: GgufFile, source: Path, folder: Path, report: Progress) -> None
     (folder / prepared_folder.CHAT_TEMPLATE).write_text(gguf.chat_template, encoding="utf-8")
     report("tokenizer", 1, 1)
     _write_weights(gguf, folder / prepared_folder.WEIGHTS, report)
+    _write_blocks(gguf, folder / prepared_folder.BLOCKS)
     tokenizer_sha256 = hashlib.sha256(tokenizer_json).hexdigest()
     identity = f"headrace-gguf/{prepared_folder.FORMAT}|{source_sha256}|{tokenizer_sha256}"
     Manifest(
@@ -139,13 +143,30 @@ def _write_weights(gguf: GgufFile, path: Path, report: Progress) -> None:
         os.fsync(file.fileno())
 
 
+def _write_blocks(gguf: GgufFile, path: Path) -> None:
+    """Write the fused matrices of which every part is quantised alike."""
+    fused: dict[str, list[ByteArray]] = {}
+    for name, parts in tensor_plan(gguf.config).items():
+        rows = [rows for rows in map(gguf.blocks, parts) if rows is not None]
+        if len(rows) == len(parts) and len({part.shape[1] for part in rows}) == 1:
+            fused[name] = rows
+    with path.open("wb") as file:
+        shapes = [(name, (sum(map(len, rows)), rows[0].shape[1])) for name, rows in fused.items()]
+        prepared_folder.write_safetensors_header(file, shapes, "U8")
+        for rows in fused.values():
+            for part in rows:
+                file.write(part.data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def _fused_shape(gguf: GgufFile, parts: Sequence[str]) -> tuple[int, ...]:
     shapes = [gguf.shape(part) for part in parts]
     return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
 def _check_disk(folder: Path, config: ModelConfig) -> None:
-    needed = 4 * config.num_parameters + _SPARE_BYTES
+    needed = _BYTES_PER_PARAMETER * config.num_parameters + _SPARE_BYTES
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise Unavailable(

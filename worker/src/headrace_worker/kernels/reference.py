@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
+from headrace_worker.kernels.blocks import GROUP, KIND_F32, KIND_Q8, BlockMatrix
+
 
 @dataclass(frozen=True)
 class DecodeGroup:
@@ -61,6 +63,26 @@ class AttentionPlan:
     slots: torch.Tensor
     decode: Sequence[DecodeGroup]
     prefill: Sequence[PrefillRow]
+
+
+def dequantised(weight: BlockMatrix) -> torch.Tensor:
+    """Return a block matrix as float32 (out, in)."""
+    groups = weight.data.view(weight.num_out, weight.num_in // GROUP, -1)
+    if weight.kind == KIND_F32:
+        return weight.data.view(torch.float32)
+    scale = groups[..., :4].contiguous().view(torch.float32)
+    if weight.kind == KIND_Q8:
+        values = groups[..., 4:].contiguous().view(torch.int8).float() * scale
+    else:
+        offset = groups[..., 4:8].contiguous().view(torch.float32)
+        nibbles = torch.cat((groups[..., 8:] & 15, groups[..., 8:] >> 4), dim=-1)
+        values = nibbles.float() * scale + offset
+    return values.reshape(weight.num_out, weight.num_in)
+
+
+def linear(x: torch.Tensor, weight: BlockMatrix) -> torch.Tensor:
+    """Return x W^T; x: (T, in)."""
+    return F.linear(x, dequantised(weight))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

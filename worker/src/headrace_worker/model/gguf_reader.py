@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from gguf import GGUFReader, dequantize
 
 from headrace_common.errors import InvalidRequest
+from headrace_worker.kernels.blocks import ByteArray, from_gguf
 from headrace_worker.model.config import ModelConfig, RopeScaling, check_architecture
 
 _GLOBAL_NAMES = {
@@ -41,6 +42,7 @@ _SPECIAL_TOKENS = {
 _ROPE_FACTORS = "rope_freqs.weight"
 
 FloatArray = np.ndarray[Any, np.dtype[np.float32]]
+_Rows = TypeVar("_Rows", FloatArray, ByteArray)
 
 
 class GgufFile:
@@ -83,16 +85,24 @@ class GgufFile:
         Raises:
             InvalidRequest: it is missing, or stored in a way that cannot be dequantised.
         """
-        values = self._dequantised(self._known_name(hf_name))
-        if hf_name.endswith("q_proj.weight"):
-            return _half_split(values, self.config.num_heads)
-        if hf_name.endswith("k_proj.weight"):
-            return _half_split(values, self.config.num_kv_heads)
-        return values
+        return self._in_order(hf_name, self._dequantised(self._known_name(hf_name)))
+
+    def blocks(self, hf_name: str) -> ByteArray | None:
+        """Return a matrix's rows as `kernels.blocks` has them; None if it is not stored so."""
+        tensor = self._tensors[self._known_name(hf_name)]
+        rows = from_gguf(tensor.data, tensor.tensor_type.name)
+        return None if rows is None else self._in_order(hf_name, rows)
 
     def shape(self, hf_name: str) -> tuple[int, ...]:
         """Return a tensor's shape, (out, in), without reading it."""
         return tuple(int(size) for size in reversed(self._tensors[self._known_name(hf_name)].shape))
+
+    def _in_order(self, hf_name: str, rows: _Rows) -> _Rows:
+        if hf_name.endswith("q_proj.weight"):
+            return _half_split(rows, self.config.num_heads)
+        if hf_name.endswith("k_proj.weight"):
+            return _half_split(rows, self.config.num_kv_heads)
+        return rows
 
     def _known_name(self, hf_name: str) -> str:
         name = _gguf_name(hf_name)
@@ -165,8 +175,9 @@ def _gguf_name(hf_name: str) -> str:
     return f"blk.{layer_idx}.{_LAYER_NAMES[part]}.weight"
 
 
-def _half_split(values: FloatArray, num_heads: int) -> FloatArray:
+def _half_split(values: _Rows, num_heads: int) -> _Rows:
     """Undo the converter's interleaving of each head's rows."""
     num_out, num_in = values.shape
     pairs = values.reshape(num_heads, num_out // num_heads // 2, 2, num_in)
-    return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(num_out, num_in))
+    restored: _Rows = np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(num_out, num_in))
+    return restored

@@ -4,6 +4,7 @@
 
     headrace_model.json    format, config, fingerprint, special tokens, sizes of the other files
     model.safetensors      float32, fused matrices, one entry per key of `weights.tensor_plan`
+    blocks.safetensors     uint8, the matrices that the source has quantised, as `kernels.blocks`
     tokenizer.json
     chat_template.jinja    empty if the model has none
 """
@@ -18,14 +19,16 @@ from typing import Any, BinaryIO
 
 from safetensors import safe_open
 
+from headrace_worker.kernels.blocks import BlockMatrix
 from headrace_worker.model.config import ModelConfig
 from headrace_worker.model.info import ModelInfo
-from headrace_worker.model.weights import LoadedModel, assemble
+from headrace_worker.model.weights import LoadedModel, assemble, num_columns
 
 # Raised when files of an older layout must be made anew.
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "headrace_model.json"
 WEIGHTS = "model.safetensors"
+BLOCKS = "blocks.safetensors"
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 # Rows start on cache lines.
@@ -43,7 +46,7 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Write it, last of all files, with the sizes of the others."""
-        files = (WEIGHTS, TOKENIZER, CHAT_TEMPLATE)
+        files = (WEIGHTS, BLOCKS, TOKENIZER, CHAT_TEMPLATE)
         values = {
             "format": FORMAT,
             "fingerprint": self.fingerprint,
@@ -73,6 +76,11 @@ def load_prepared_folder(folder: Path) -> LoadedModel:
     config = ModelConfig.from_json(values["config"])
     with safe_open(folder / WEIGHTS, framework="pt") as opened:
         weights = assemble(config, opened.get_tensor)
+    with safe_open(folder / BLOCKS, framework="pt") as opened:
+        blocks = {
+            name: BlockMatrix(opened.get_tensor(name), num_columns(config, name))
+            for name in opened.keys()  # noqa: SIM118 - not a dict
+        }
     info = ModelInfo(
         fingerprint=values["fingerprint"],
         context_tokens=config.context_tokens,
@@ -86,19 +94,21 @@ def load_prepared_folder(folder: Path) -> LoadedModel:
         kv_bytes_per_token=config.kv_bytes_per_token,
         created_unix_s=values["created_unix_s"],
     )
-    return LoadedModel(config, weights, info)
+    return LoadedModel(config, weights, info, blocks)
 
 
-def write_safetensors_header(file: BinaryIO, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> None:
-    """Write the header of a safetensors file whose float32 tensors follow in this order.
+def write_safetensors_header(
+    file: BinaryIO, shapes: Iterable[tuple[str, tuple[int, ...]]], dtype: str = "F32"
+) -> None:
+    """Write the header of a safetensors file whose tensors, "F32" or "U8", follow in this order.
 
     Streaming the tensors after it keeps memory at one tensor, where the library wants them all.
     """
     entries: dict[str, Any] = {}
     offset = 0
     for name, shape in shapes:
-        end = offset + 4 * _product(shape)
-        entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, end]}
+        end = offset + (4 if dtype == "F32" else 1) * _product(shape)
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-(len(header) + 8) % _ALIGNMENT_BYTES)

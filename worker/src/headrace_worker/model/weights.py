@@ -7,11 +7,12 @@ Hugging Face loader concatenates by it, a GGUF is converted by it, a prepared fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
+from headrace_worker.kernels.blocks import BlockMatrix
 from headrace_worker.model.config import ModelConfig
 from headrace_worker.model.info import ModelInfo
 
@@ -58,11 +59,17 @@ class LlamaWeights:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to run."""
+    """A model ready to run.
+
+    Attributes:
+        blocks: quantised forms of matrices by their keys of `tensor_plan`: the same weights in less
+            memory. Any may be missing.
+    """
 
     config: ModelConfig
     weights: LlamaWeights
     info: ModelInfo
+    blocks: Mapping[str, BlockMatrix] = field(default_factory=dict)
 
 
 def tensor_plan(config: ModelConfig) -> dict[str, tuple[str, ...]]:
@@ -77,6 +84,14 @@ def tensor_plan(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     if not config.is_head_tied:
         plan["head"] = ("lm_head.weight",)
     return plan
+
+
+def num_columns(config: ModelConfig, name: str) -> int:
+    """Return the columns of a matrix, by its key of `tensor_plan`."""
+    part = name.rpartition(".")[2]
+    if part == "attention_out":
+        return config.num_heads * config.head_dim
+    return config.ffn_size if part == "down" else config.hidden_size
 
 
 def assemble(config: ModelConfig, fused: Callable[[str], torch.Tensor]) -> LlamaWeights:
