@@ -38,7 +38,7 @@ class ModelHost:
 
     Args:
         model_path: GGUF file or model folder.
-        cache_dir: where prepared models are kept.
+        cache_dir: where prepared models and compiled kernels are kept.
         kv_capacity_tokens: size of the KV pool; 0 = by memory.
         num_threads: compute threads.
     """
@@ -62,7 +62,12 @@ class ModelHost:
         loaded = load_model(folder)
         table = TokenTable.from_json(loaded.info.tokenizer_json)
         num_blocks = self._num_blocks(loaded.info.kv_bytes_per_token)
-        runner = ModelRunner(loaded, num_blocks, num_threads=self._num_threads)
+        runner = ModelRunner(
+            loaded,
+            num_blocks,
+            num_threads=self._num_threads,
+            kernel_cache_dir=self._cache_dir / "kernels",
+        )
         self.progress_ratio = _MAPPED_RATIO
         runner.warm_up()
         self.progress_ratio = 1.0

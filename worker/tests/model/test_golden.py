@@ -55,9 +55,10 @@ def model(smollm2_gguf: Path) -> LoadedModel:
     return load_model(ensure_prepared(smollm2_gguf, smollm2_gguf.parents[1] / "prepared"))
 
 
-@pytest.fixture(scope="module")
-def runner(model: LoadedModel) -> ModelRunner:
-    return ModelRunner(model, NUM_BLOCKS)
+@pytest.fixture(scope="module", params=["cpu", "torch"])
+def runner(model: LoadedModel, request: pytest.FixtureRequest) -> ModelRunner:
+    """Run once with the compiled kernels, once without."""
+    return ModelRunner(model, NUM_BLOCKS, backend=request.param)
 
 
 def generate(

@@ -68,6 +68,43 @@ def test_batch_mates_do_not_matter(runner: ModelRunner) -> None:
     assert_same(mixed, alone[[7, 0, 1, 6, 2, 3, 4, 5]])
 
 
+def test_decode_is_the_same_bit_for_bit_among_others(runner: ModelRunner) -> None:
+    """Alone, in a batch of eight, or beside a prompt: a one-token row has exactly equal logits."""
+    assert runner.uses_compiled_kernels
+    tables = [[4 * i, 4 * i + 1, 4 * i + 2] for i in range(9)]
+    prompts = [ids_of(i, 12 + 4 * i) for i in range(8)]
+    for prompt, table in zip(prompts, tables, strict=False):
+        runner.forward([Row(prompt[:-1], 0, table, 0)])
+    rows = [Row(p[-1:], len(p) - 1, t, 1) for p, t in zip(prompts, tables, strict=False)]
+    alone = torch.cat([runner.forward([row]) for row in rows])
+    assert torch.equal(runner.forward(rows), alone)
+    rows.insert(3, Row(ids_of(9, 40), 0, tables[8], 2))
+    mixed = runner.forward(rows)
+    assert torch.equal(torch.cat((mixed[:3], mixed[5:])), alone)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 4, 5])
+def test_compiled_kernels_equal_torch(folder: Path, runner: ModelRunner, num_tokens: int) -> None:
+    """Short rows give what the plain operations give, a context behind them or not."""
+    plain = ModelRunner(folder, num_blocks=64, backend="torch")
+    assert not plain.uses_compiled_kernels
+    prompt, tail = ids_of(1, 50), ids_of(2, num_tokens)
+    for start in (0, 50):
+        logits = []
+        for each in (runner, plain):
+            each.forward([Row(prompt, 0, [9, 3, 5, 7], 0)])
+            logits.append(each.forward([Row(tail, start, [9, 3, 5, 7], num_tokens)]))
+        assert_same(logits[0], logits[1])
+
+
+def test_sizes_that_the_kernels_do_not_take_run_on_torch(tmp_path: Path) -> None:
+    """A hidden size that is no multiple of 32 still works."""
+    write_hf_folder(tmp_path, TinyShape(hidden_size=48, num_heads=3, num_kv_heads=3))
+    odd = ModelRunner(tmp_path, num_blocks=4)
+    assert not odd.uses_compiled_kernels
+    assert odd.forward([Row([1], 0, [0], 1)]).isfinite().all()
+
+
 def test_rows_may_share_complete_blocks(runner: ModelRunner) -> None:
     """Two rows that read the same first blocks compute what each computes alone."""
     prefix, tails = ids_of(3, 32), (ids_of(4, 9), ids_of(5, 20))

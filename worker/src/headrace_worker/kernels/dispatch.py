@@ -5,16 +5,21 @@ A backend is a set of the operations below; `headrace_worker.kernels.reference` 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from headrace_common.errors import InvalidRequest, Unimplemented
+from headrace_common.errors import InvalidRequest, Unavailable, Unimplemented
 from headrace_worker.kernels import reference
+from headrace_worker.kernels.compiler import default_cache_dir, ensure_compiled
+from headrace_worker.kernels.native import NativeKernels
 from headrace_worker.kernels.reference import AttentionPlan
 
-_CPU, _TRITON = "cpu", "triton"
+_CPU, _TORCH, _TRITON = "cpu", "torch", "triton"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ def kernels_for(backend: str) -> Kernels:
         Unimplemented: "triton", which this build has no kernels for.
         InvalidRequest: no such backend.
     """
-    if backend == _CPU:
+    if backend in (_CPU, _TORCH):
         return Kernels(
             rms_norm=reference.rms_norm,
             silu_mul=reference.silu_mul,
@@ -45,4 +50,23 @@ def kernels_for(backend: str) -> Kernels:
         )
     if backend == _TRITON:
         raise Unimplemented("The triton backend has no kernels yet; use the backend 'cpu'.")
-    raise InvalidRequest(f"no kernel backend {backend!r}; known: {_CPU!r}, {_TRITON!r}")
+    known = (_CPU, _TORCH, _TRITON)
+    raise InvalidRequest(f"no kernel backend {backend!r}; known: {known}")
+
+
+def native_for(backend: str, cache_dir: Path | None = None) -> NativeKernels | None:
+    """Return the C kernels of a backend; None if it has none or they cannot be made here.
+
+    The second case is logged: everything works without them, only slower.
+
+    Args:
+        backend: "cpu" has them, "torch" does without.
+        cache_dir: where compiled kernels are kept; None = a folder in the user's home.
+    """
+    if backend != _CPU:
+        return None
+    try:
+        return NativeKernels(ensure_compiled(cache_dir or default_cache_dir()))
+    except Unavailable as error:
+        _log.warning("decoding without compiled kernels: %s", error)
+        return None

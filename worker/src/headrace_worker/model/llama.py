@@ -34,7 +34,9 @@ class Llama:
             (len(batch.logit_idx), V) logits.
         """
         hidden = F.embedding(batch.token_ids, self._weights.embedding)
-        cos, sin = self._rope_tables(batch.positions)
+        angles = torch.outer(batch.positions.to(torch.float32), self._inv_freq)
+        both = torch.cat((angles, angles), dim=-1).unsqueeze(1)
+        cos, sin = both.cos(), both.sin()
         for layer, layer_kv in zip(self._weights.layers, kv, strict=True):
             hidden = hidden + self._attention(layer, hidden, (cos, sin), layer_kv, batch.plan)
             hidden = hidden + self._ffn(layer, hidden)
@@ -66,11 +68,6 @@ class Llama:
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return self._kernels.rms_norm(x, weight, self._config.rms_eps)
-
-    def _rope_tables(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        angles = torch.outer(positions.to(torch.float32), self._inv_freq)
-        both = torch.cat((angles, angles), dim=-1).unsqueeze(1)
-        return both.cos(), both.sin()
 
 
 def rope_inverse_frequencies(config: ModelConfig) -> torch.Tensor:

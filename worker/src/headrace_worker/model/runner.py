@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from headrace_common.blocks import BLOCK_SIZE_TOKENS
-from headrace_worker.kernels.dispatch import kernels_for
+from headrace_worker.kernels.dispatch import kernels_for, native_for
 from headrace_worker.model.batch import Row, build_batch
+from headrace_worker.model.few_tokens import MAX_ROW_TOKENS, FewTokensStep, few_tokens_step
 from headrace_worker.model.info import ModelInfo
 from headrace_worker.model.llama import Llama
 from headrace_worker.model.loader import load_model
@@ -30,7 +31,8 @@ class ModelRunner:
     """Runs batches over a paged KV pool that it owns.
 
     The pool takes memory when its blocks are first used. A row's result does not depend on what
-    else is in the batch, beyond float32 rounding.
+    else is in the batch, beyond float32 rounding; with compiled kernels, a decode's not even by
+    that.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class ModelRunner:
         block_size: int = BLOCK_SIZE_TOKENS,
         num_threads: int = 1,
         backend: str = "cpu",
+        kernel_cache_dir: Path | None = None,
     ) -> None:
         """Load the model unless it is loaded, and set up the pool.
 
@@ -49,6 +52,7 @@ class ModelRunner:
             block_size: tokens per block.
             num_threads: compute threads of the whole process.
             backend: name of a kernel backend.
+            kernel_cache_dir: where compiled kernels are kept; None = in the user's home.
 
         Raises:
             InvalidRequest: the model is of a kind that this engine does not compute.
@@ -59,6 +63,8 @@ class ModelRunner:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._model = Llama(loaded.config, loaded.weights, kernels_for(backend))
+        native = native_for(backend, kernel_cache_dir)
+        self._few_tokens = few_tokens_step(loaded, native) if native else None
         self._kv = _lazy_zeros(
             loaded.config.num_layers,
             2,
@@ -67,6 +73,11 @@ class ModelRunner:
             loaded.config.num_kv_heads,
             loaded.config.head_dim,
         )
+
+    @property
+    def uses_compiled_kernels(self) -> bool:
+        """Whether short rows go through the C kernels."""
+        return self._few_tokens is not None
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[Row]) -> torch.Tensor:
@@ -81,7 +92,31 @@ class ModelRunner:
         Returns:
             (sum of num_logits, V) float32 in row order, owned by the caller.
         """
+        if self._few_tokens is None:
+            return self._forward_torch(rows)
+        is_short = [len(row.token_ids) <= MAX_ROW_TOKENS for row in rows]
+        if all(is_short):
+            return self._few_tokens(rows, self._kv)
+        if not any(is_short):
+            return self._forward_torch(rows)
+        return self._forward_mixed(rows, is_short, self._few_tokens)
+
+    def _forward_torch(self, rows: Sequence[Row]) -> torch.Tensor:
         return self._model.forward(build_batch(rows, self.block_size), self._kv)
+
+    def _forward_mixed(
+        self, rows: Sequence[Row], is_short: Sequence[bool], few_tokens: FewTokensStep
+    ) -> torch.Tensor:
+        """Compute short and long rows each in their way; no row reads what another writes."""
+        parts = [
+            [row for row, s in zip(rows, is_short, strict=True) if s is w] for w in (True, False)
+        ]
+        results = few_tokens(parts[0], self._kv), self._forward_torch(parts[1])
+        logits = torch.empty(sum(map(len, results)), results[0].shape[1])
+        owner = [s for row, s in zip(rows, is_short, strict=True) for _ in range(row.num_logits)]
+        is_short_logit = torch.tensor(owner, dtype=torch.bool)
+        logits[is_short_logit], logits[~is_short_logit] = results
+        return logits
 
     def copy_block(self, src: int, dst: int) -> None:
         """Copy one block's KV over all layers (copy-on-write)."""

@@ -1,0 +1,84 @@
+/* Grouped-query attention of single tokens over paged KV, read where it lies.
+ *
+ * Each token sees the first `context` positions of its block table. All new keys and values must
+ * have been written before. scores: room for (H / K) * (the longest context + 8) floats. Reads each
+ * key and value once per token. D % 8 == 0. */
+#include <math.h>
+#include <string.h>
+
+#include "kernels.h"
+
+#define MAX_GROUP 8 /* query heads that share one pass over keys and values */
+
+void hr_write_kv(const float *k, const float *v, int64_t row_stride, const kv_view *kv,
+                 int64_t num_rows, const head_shape *heads) {
+    const int64_t size = heads->num_kv_heads * heads->head_dim;
+    for (int64_t t = 0; t < num_rows; t++) {
+        memcpy(kv->keys + kv->slots[t] * size, k + t * row_stride, size * sizeof(float));
+        memcpy(kv->values + kv->slots[t] * size, v + t * row_stride, size * sizeof(float));
+    }
+}
+
+static float dot(const float *a, const float *b, int64_t size) {
+    f32x8 sum = splat(0.0f);
+    for (int64_t i = 0; i < size; i += LANES) sum = fma8(load8(a + i), load8(b + i), sum);
+    return sum8(sum);
+}
+
+/* Turn scores into weights that sum to one; entries up to the next multiple of 8 are scratch. */
+static void softmax(float *scores, int64_t size) {
+    float top = scores[0];
+    for (int64_t i = 1; i < size; i++) top = scores[i] > top ? scores[i] : top;
+    for (int64_t i = size; i % LANES; i++) scores[i] = -INFINITY;
+    f32x8 sum = splat(0.0f);
+    for (int64_t i = 0; i < size; i += LANES) {
+        f32x8 e = exp8(load8(scores + i) - splat(top));
+        store8(scores + i, e);
+        if (i + LANES > size)
+            for (int64_t lane = size - i; lane < LANES; lane++) e[lane] = 0.0f;
+        sum += e;
+    }
+    f32x8 factor = splat(1.0f / sum8(sum));
+    for (int64_t i = 0; i < size; i += LANES) store8(scores + i, load8(scores + i) * factor);
+}
+
+/* Up to MAX_GROUP query heads of one KV head. q, y: (group, D). */
+static void attend(const float *q, float *y, float *scores, const float *keys, const float *values,
+                   const int64_t *table, int64_t context, int64_t block_size, int64_t group,
+                   const head_shape *heads) {
+    const int64_t head_dim = heads->head_dim, slot_size = heads->num_kv_heads * head_dim;
+    const int64_t row = context + LANES - context % LANES;
+    const float scale = 1.0f / sqrtf((float)head_dim);
+    for (int64_t pos = 0; pos < context; pos++) {
+        const int64_t slot = table[pos / block_size] * block_size + pos % block_size;
+        for (int64_t h = 0; h < group; h++)
+            scores[h * row + pos] =
+                dot(q + h * head_dim, keys + slot * slot_size, head_dim) * scale;
+    }
+    for (int64_t h = 0; h < group; h++) softmax(scores + h * row, context);
+    memset(y, 0, group * head_dim * sizeof(float));
+    for (int64_t pos = 0; pos < context; pos++) {
+        const int64_t slot = table[pos / block_size] * block_size + pos % block_size;
+        const float *value = values + slot * slot_size;
+        for (int64_t h = 0; h < group; h++) {
+            const f32x8 weight = splat(scores[h * row + pos]);
+            for (int64_t i = 0; i < head_dim; i += LANES)
+                store8(y + h * head_dim + i,
+                       fma8(weight, load8(value + i), load8(y + h * head_dim + i)));
+        }
+    }
+}
+
+void hr_attention(const float *q, int64_t row_stride, float *y, float *scores, const kv_view *kv,
+                  int64_t num_rows, const head_shape *heads) {
+    const int64_t head_dim = heads->head_dim, per_kv = heads->num_heads / heads->num_kv_heads;
+    for (int64_t t = 0; t < num_rows; t++)
+        for (int64_t head = 0; head < heads->num_heads;) {
+            const int64_t kv_head = head / per_kv, left = (kv_head + 1) * per_kv - head;
+            const int64_t group = left < MAX_GROUP ? left : MAX_GROUP;
+            attend(q + t * row_stride + head * head_dim, y + (t * heads->num_heads + head) * head_dim,
+                   scores, kv->keys + kv_head * head_dim, kv->values + kv_head * head_dim,
+                   kv->block_ids + kv->table_start[t], kv->context[t], kv->block_size, group, heads);
+            head += group;
+        }
+}

@@ -1,0 +1,121 @@
+"""Steps of few tokens, decodes above all, through the C kernels.
+
+Reads the quantised matrices instead of float32 ones and makes one foreign call per step. Each
+token is computed on its own, in one order of summation: its logits do not depend on the batch, bit
+for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+
+from headrace_worker.kernels.blocks import GROUP, BlockMatrix, from_float
+from headrace_worker.kernels.native import (
+    NativeKernels,
+    NativeStep,
+    StepLayer,
+    StepModel,
+    TokenPlan,
+)
+from headrace_worker.model.batch import Row
+from headrace_worker.model.config import ModelConfig
+from headrace_worker.model.llama import rope_inverse_frequencies
+from headrace_worker.model.weights import LoadedModel
+
+# Longer rows are faster as a matrix product over float32 weights.
+MAX_ROW_TOKENS = 4
+# Two vectors of eight per head: the rotary halves.
+_HEAD_DIM_STEP = 16
+
+
+class FewTokensStep:
+    """Runs rows of few tokens; no state of requests."""
+
+    def __init__(self, loaded: LoadedModel, kernels: NativeKernels) -> None:
+        self._embedding = loaded.weights.embedding
+        self._inv_freq = rope_inverse_frequencies(loaded.config)
+        self._step = NativeStep(kernels, _step_model(loaded))
+
+    def __call__(self, rows: Sequence[Row], kv: torch.Tensor) -> torch.Tensor:
+        """Compute *rows*; see `ModelRunner.forward`."""
+        token_ids = torch.tensor([token for row in rows for token in row.token_ids])
+        positions, plan = _plan(rows, kv.shape[3])
+        angles = torch.outer(positions.to(torch.float32), self._inv_freq)
+        hidden = F.embedding(token_ids, self._embedding)
+        logit_idx = torch.tensor(_logit_idx(rows), dtype=torch.int64)
+        return self._step(hidden, (angles.cos(), angles.sin()), kv, plan, logit_idx)
+
+
+def few_tokens_step(loaded: LoadedModel, kernels: NativeKernels) -> FewTokensStep | None:
+    """Return the step of a model; None if its sizes are not those that the kernels take."""
+    config = loaded.config
+    widths = (config.hidden_size, config.ffn_size, config.num_heads * config.head_dim)
+    if config.head_dim % _HEAD_DIM_STEP or any(width % GROUP for width in widths):
+        return None
+    return FewTokensStep(loaded, kernels)
+
+
+def _plan(rows: Sequence[Row], block_size: int) -> tuple[torch.Tensor, TokenPlan]:
+    positions, slots, starts = [], [], []
+    tables = [
+        np.asarray(row.block_table[: -(-(row.start_pos + len(row.token_ids)) // block_size)])
+        for row in rows
+    ]
+    start = 0
+    for row, table in zip(rows, tables, strict=True):
+        pos = np.arange(row.start_pos, row.start_pos + len(row.token_ids))
+        positions.append(pos)
+        slots.append(table[pos // block_size] * block_size + pos % block_size)
+        starts.append(np.full(len(pos), start))
+        start += len(table)
+    flat_positions = torch.from_numpy(np.concatenate(positions))
+    plan = TokenPlan(
+        slots=torch.from_numpy(np.concatenate(slots)),
+        block_ids=torch.from_numpy(np.concatenate(tables)),
+        table_start=torch.from_numpy(np.concatenate(starts)),
+        context=flat_positions + 1,
+    )
+    return flat_positions, plan
+
+
+def _logit_idx(rows: Sequence[Row]) -> list[int]:
+    found: list[int] = []
+    end = 0
+    for row in rows:
+        end += len(row.token_ids)
+        found.extend(range(end - row.num_logits, end))
+    return found
+
+
+def _step_model(loaded: LoadedModel) -> StepModel:
+    config: ModelConfig = loaded.config
+    weights, blocks = loaded.weights, loaded.blocks
+
+    def matrix(name: str, weight: torch.Tensor) -> BlockMatrix:
+        return blocks[name] if name in blocks else from_float(weight)
+
+    layers = [
+        StepLayer(
+            attention_norm=layer.attention_norm,
+            ffn_norm=layer.ffn_norm,
+            qkv=matrix(f"layers.{idx}.qkv", layer.qkv),
+            attention_out=matrix(f"layers.{idx}.attention_out", layer.attention_out),
+            gate_up=matrix(f"layers.{idx}.gate_up", layer.gate_up),
+            down=matrix(f"layers.{idx}.down", layer.down),
+        )
+        for idx, layer in enumerate(weights.layers)
+    ]
+    head_name = "embedding" if config.is_head_tied else "head"
+    return StepModel(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        eps=config.rms_eps,
+        layers=layers,
+        final_norm=weights.final_norm,
+        head=matrix(head_name, weights.head),
+    )

@@ -1,0 +1,229 @@
+"""The C kernels against their twins, over odd sizes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from headrace_common.errors import Unavailable
+from headrace_worker.kernels import compiler, dispatch, native, reference
+from headrace_worker.kernels.blocks import (
+    KIND_F32,
+    KIND_Q4,
+    KIND_Q8,
+    BlockMatrix,
+    from_float,
+    from_gguf,
+)
+from headrace_worker.kernels.native import NativeKernels, TokenPlan
+from headrace_worker.model.batch import Row, build_batch
+
+KINDS = ("F32", "Q4_0", "Q4_1", "Q8_0")
+
+
+def randn(seed: int, *size: int) -> torch.Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
+
+
+def matrix(kind: str, num_out: int, num_in: int) -> tuple[BlockMatrix, torch.Tensor]:
+    """Return a matrix and what GGUF's own library makes of it."""
+    weight = randn(num_out + num_in, num_out, num_in)
+    if kind == "F32":
+        return from_float(weight), weight
+    quantisation = gguf.GGMLQuantizationType[kind]
+    raw = gguf.quantize(weight.numpy(), quantisation)
+    blocks = from_gguf(raw, kind)
+    assert blocks is not None
+    expected = torch.from_numpy(np.ascontiguousarray(gguf.dequantize(raw, quantisation)))
+    return BlockMatrix(torch.from_numpy(blocks), num_in), expected
+
+
+@pytest.fixture(scope="module")
+def kernels() -> NativeKernels:
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")
+    found = dispatch.native_for("cpu")
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("F32", KIND_F32), ("Q4_0", KIND_Q4), ("Q4_1", KIND_Q4), ("Q8_0", KIND_Q8)],
+)
+def test_blocks_hold_the_files_weights_exactly(kind: str, expected: int) -> None:
+    """Dequantised from our layout they equal GGUF's own dequantisation bit for bit."""
+    blocks, weight = matrix(kind, 7, 96)
+    assert (blocks.kind, blocks.num_out) == (expected, 7)
+    assert torch.equal(reference.dequantised(blocks), weight)
+
+
+def test_other_quantisations_have_no_layout() -> None:
+    """What has none is left to float32."""
+    raw = gguf.quantize(randn(1, 2, 32).numpy(), gguf.GGMLQuantizationType.Q5_1)
+    assert from_gguf(raw, "Q5_1") is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("num_out", "num_in"), [(1, 32), (5, 64), (9, 96), (66, 576), (3, 1536)])
+def test_linear_equals_its_twin(
+    kernels: NativeKernels, kind: str, num_out: int, num_in: int
+) -> None:
+    """Any number of rows and outputs, also such that no tile fits, agrees to 1e-5."""
+    blocks, weight = matrix(kind, num_out, num_in)
+    for num_rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 19):
+        x = randn(num_rows, num_rows, num_in)
+        expected = x.double() @ weight.double().T
+        error = (kernels.linear(x, blocks) - expected).abs().max() / expected.abs().max()
+        assert error < 1e-5
+        twin_error = (reference.linear(x, blocks) - expected).abs().max() / expected.abs().max()
+        assert twin_error < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_linear_reads_each_weight_exactly(kernels: NativeKernels, kind: str) -> None:
+    """A row of the identity gives a column, bit for bit."""
+    blocks, weight = matrix(kind, 11, 64)
+    assert torch.equal(kernels.linear(torch.eye(64), blocks), weight.T)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_do_not_depend_on_their_mates(kernels: NativeKernels, kind: str) -> None:
+    """A row alone and the same among 2 to 19 others has the same bits."""
+    blocks, _ = matrix(kind, 37, 96)
+    x = randn(3, 20, 96)
+    alone = torch.cat([kernels.linear(row.unsqueeze(0), blocks) for row in x])
+    for num_rows in range(2, 21):
+        assert torch.equal(kernels.linear(x[:num_rows], blocks), alone[:num_rows])
+
+
+@pytest.mark.parametrize("size", [8, 64, 576])
+def test_rms_norm_equals_its_twin(kernels: NativeKernels, size: int) -> None:
+    """Small and large rows alike, and a row of zeros."""
+    x, weight = (
+        randn(1, 5, size) * torch.tensor([[1e-4], [1.0], [100.0], [0.0], [1.0]]),
+        randn(2, size),
+    )
+    result = kernels.rms_norm(x, weight, 1e-5)
+    torch.testing.assert_close(result, reference.rms_norm(x, weight, 1e-5), rtol=1e-5, atol=1e-6)
+
+
+def test_silu_mul_equals_its_twin(kernels: NativeKernels) -> None:
+    """From far below to far above zero."""
+    gate = torch.cat((torch.linspace(-120, 120, 500), torch.linspace(-2, 2, 524))).view(2, 512)
+    gate_up = torch.cat((gate, randn(1, 2, 512)), dim=-1)
+    result, expected = kernels.silu_mul(gate_up), reference.silu_mul(gate_up)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-30)
+
+
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 80, 128])
+def test_rope_equals_its_twin(kernels: NativeKernels, head_dim: int) -> None:
+    """All usual head sizes."""
+    x, angles = randn(1, 3, 5, head_dim), randn(2, 3, head_dim // 2)
+    both = torch.cat((angles, angles), dim=-1).unsqueeze(1)
+    result = kernels.rope(x, angles.cos(), angles.sin())
+    torch.testing.assert_close(result, reference.apply_rope(x, both.cos(), both.sin()))
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 2), (9, 3), (2, 2), (20, 1)])
+@pytest.mark.parametrize("head_dim", [16, 64, 80])
+def test_attention_equals_its_twin(
+    kernels: NativeKernels, num_heads: int, num_kv_heads: int, head_dim: int
+) -> None:
+    """Contexts of 1 to 300 tokens over shuffled blocks, written and read by the kernels."""
+    block_size, contexts = 4, (1, 3, 4, 5, 8, 9, 37, 300)
+    order = torch.randperm(120, generator=torch.Generator().manual_seed(0)).tolist()
+    kv = randn(1, 2, 120, block_size, num_kv_heads, head_dim)
+    tables = [[order.pop() for _ in range(-(-context // block_size))] for context in contexts]
+    rows = [Row([0], c - 1, table, 0) for c, table in zip(contexts, tables, strict=True)]
+    batch = build_batch(rows, block_size)
+    starts = np.cumsum([0, *map(len, tables[:-1])])
+    plan = TokenPlan(
+        batch.plan.slots,
+        torch.tensor([block_id for table in tables for block_id in table]),
+        torch.from_numpy(starts),
+        torch.tensor(contexts),
+    )
+    k, v = randn(2, 8, num_kv_heads, head_dim), randn(3, 8, num_kv_heads, head_dim)
+    expected_kv = kv.clone()
+    reference.write_kv(k, v, expected_kv, batch.plan.slots)
+    kernels.write_kv(k, v, kv, plan)
+    assert torch.equal(kv, expected_kv)
+    q = 3 * randn(4, 8, num_heads, head_dim)
+    result = kernels.attention(q, kv, plan)
+    expected = reference.paged_attention(q, kv, batch.plan)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_torch_backend_has_none() -> None:
+    """The backend "torch" does without compiled kernels."""
+    assert dispatch.native_for("torch") is None
+
+
+def test_no_compiler_falls_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a compiler there is one line in the log and no kernels."""
+    monkeypatch.setattr(compiler.shutil, "which", lambda _name: None)
+    assert dispatch.native_for("cpu", tmp_path) is None
+    assert [record.getMessage() for record in caplog.records] == [
+        "decoding without compiled kernels: there is no C compiler 'cc'"
+    ]
+
+
+def broken(find: str, put: str, folder: Path) -> Path:
+    """Copy the sources with a mistake in linear.c."""
+    shutil.copytree(compiler._SOURCES, folder)
+    source = (folder / "linear.c").read_text()
+    assert find in source
+    (folder / "linear.c").write_text(source.replace(find, put))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("find", "put", "said"),
+    [
+        ("scale, offset)", "scale * 1.01f, offset)", "fail their check (kind 1)"),
+        ("f32x8) * scale;", "f32x8);", "fail their check (kind 2)"),
+        ("void hr_linear", "vid hr_linear", "could not be compiled"),
+    ],
+)
+def test_broken_kernels_are_not_used(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    find: str,
+    put: str,
+    said: str,
+) -> None:
+    """Kernels that compute something else, or do not compile, are refused and leave no debris."""
+    monkeypatch.setattr(compiler, "_SOURCES", broken(find, put, tmp_path / "src"))
+    monkeypatch.setattr(compiler, "_FLAGS", ("-O0", *compiler._FLAGS[1:]))
+    assert dispatch.native_for("cpu", tmp_path / "cache") is None
+    assert said in caplog.text
+    assert not list((tmp_path / "cache").glob("*.tmp-*"))
+
+
+def test_compiled_once(kernels: NativeKernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that is there is not compiled again."""
+
+    def fail(*_args: object) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(compiler, "_compile", fail)
+    library = compiler.ensure_compiled(compiler.default_cache_dir())
+    assert library.exists()
+
+
+@pytest.mark.parametrize("call", [lambda path: path.write_bytes(b"no library"), lambda _path: None])
+def test_unloadable_library_is_said(tmp_path: Path, call: Callable[[Path], object]) -> None:
+    """A file that is no library, or absent, raises what the fallback understands."""
+    call(tmp_path / "k.so")
+    with pytest.raises(Unavailable, match="cannot be loaded"):
+        native.NativeKernels(tmp_path / "k.so")
