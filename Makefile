@@ -36,7 +36,9 @@ down: setup ## Drain and stop a fleet that was started with --detach
 status: setup ## Show every service and worker of the running fleet
 	@$(BIN)/headrace status $(ARGS)
 
+# Tests that need the model are skipped where it cannot be had (but fail in CI).
 test: setup ## The whole test-suite: unit, property, contract, e2e
+	-@$(BIN)/headrace model fetch
 	$(PYTEST) -n 2 --dist loadfile -m "not e2e and not chaos and not gpu" $(TESTS)
 	$(PYTEST) -m "e2e and not chaos" tests/e2e
 
@@ -44,6 +46,7 @@ test-unit: setup ## Unit, property and contract tests
 	$(PYTEST) -n 2 --dist loadfile -m "not e2e and not chaos and not gpu" $(TESTS)
 
 test-e2e: setup ## Tests with a whole fleet of real processes
+	-@$(BIN)/headrace model fetch
 	$(PYTEST) -m "e2e and not chaos" tests/e2e $(TESTS)
 
 test-chaos: setup ## Tests that kill, stall and cut things

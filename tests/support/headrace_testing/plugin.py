@@ -90,7 +90,7 @@ def own_kafka(tmp_path: Path) -> Iterator[LocalServer]:
 
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
-    """The real model's file; fetched by `make setup-model` or the first `make up`."""
+    """The real model's file; fetched by `headrace model fetch` or the first `make up`."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     path = cache / "headrace" / "models" / GGUF_NAME
     if not path.exists():
