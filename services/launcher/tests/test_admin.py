@@ -141,7 +141,10 @@ def test_revokes_and_lists_keys(headrace: Headrace, billing: BillingThread) -> N
     """A revoked key is listed as such."""
     _, key = billing.fake.create_key("acme")
     billing.fake.create_key("other")
-    assert headrace("keys", "revoke", key.key_id)[0] == 0
+    code, out = headrace("keys", "revoke", key.key_id, "--json")
+    assert code == 0
+    assert json.loads(out)["revoked"] is not None
+    assert headrace("keys", "revoke", key.key_id) == (0, f"revoked {key.key_id} (acme/)\n")
     code, out = headrace("keys", "list", "--tenant", "acme", "--json")
     assert code == 0
     [listed] = json.loads(out)["keys"]

@@ -122,6 +122,9 @@ async def list_keys(client: BillingClient, args: Namespace) -> int:
 async def revoke_key(client: BillingClient, args: Namespace) -> int:
     """``headrace keys revoke``."""
     key = await client.revoke_key(args.key_id)
+    if args.json:
+        print(json.dumps(key_json(key), indent=2))
+        return EXIT_OK
     print(f"revoked {key.key_id} ({key.tenant_id}/{key.name})")
     return EXIT_OK
 

@@ -102,6 +102,7 @@ def _add_admin_commands(commands: _Commands) -> None:
     show.add_argument("--json", action="store_true", help="for scripts")
     revoke = _command(keys, "revoke", "revoke an API key", "admin:revoke_key")
     revoke.add_argument("key_id", metavar="KEY_ID")
+    revoke.add_argument("--json", action="store_true", help="for scripts")
     usage = _command(commands, "usage", "what a key has used", "admin:usage")
     usage.add_argument("--key", required=True, metavar="KEY_ID")
     usage.add_argument("--json", action="store_true", help="for scripts")
