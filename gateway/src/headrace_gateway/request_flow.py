@@ -139,28 +139,30 @@ class RequestFlow:
         verdict: asyncio.Task[Mapping[int, str]] | None = None
         lease: Lease | None = None
         try:
-            if num_chars(request) <= _GUARD_LATER_CHARS or request.unsupported:
-                verdict = self._ask_guard(visit)
-                # One turn of the loop, so that the question is on its way before encoding starts.
-                await asyncio.sleep(0)
-            prompts = await self._encode(visit, model, verdict)
-            verdict = verdict or self._ask_guard(visit)
-            account, reserve = self._account(visit), reservation(prompts, request.n)
-            reserve.cost_nano_usd = hold_nano_usd(
-                account.price, reserve.input_tokens, reserve.output_tokens
-            )
-            with span("admit"), self._stage("admit"):
-                lease = await self.admission.admit(visit.principal, visit.request_id, reserve)
-            redacted = await verdict
-            if redacted:
-                request.redact(redacted)
-                prompts = await self.intake.encode(request, model, visit.principal)
+            try:
+                if num_chars(request) <= _GUARD_LATER_CHARS or request.unsupported:
+                    verdict = self._ask_guard(visit)
+                    # One turn of the loop, so that the question is on its way before encoding.
+                    await asyncio.sleep(0)
+                prompts = await self._encode(visit, model, verdict)
+                verdict = verdict or self._ask_guard(visit)
+                account, reserve = self._account(visit), reservation(prompts, request.n)
+                reserve.cost_nano_usd = hold_nano_usd(
+                    account.price, reserve.input_tokens, reserve.output_tokens
+                )
+                with span("admit"), self._stage("admit"):
+                    lease = await self.admission.admit(visit.principal, visit.request_id, reserve)
+                redacted = await verdict
+                if redacted:
+                    request.redact(redacted)
+                    prompts = await self.intake.encode(request, model, visit.principal)
+            finally:
+                # Inside: the client may leave during this wait too.
+                await cancel_and_wait(verdict)
         except BaseException:
             if lease is not None:
                 self._later(lease.settle(Amounts(requests=1)))
             raise
-        finally:
-            await cancel_and_wait(verdict)
         return _Admitted(model, prompts, lease, account, reserve.cost_nano_usd)
 
     def _ask_guard(self, visit: Visit) -> asyncio.Task[Mapping[int, str]]:
