@@ -68,6 +68,7 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{
         ({"seed": 1.5}, "seed"),
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
         ({"logit_bias": {"1": 101}}, "logit_bias"),
         ({"logit_bias": {str(idx): 1 for idx in range(1025)}}, "logit_bias"),
         ({"stop": ["a", ""]}, "stop"),

@@ -165,9 +165,14 @@ def _sampling(asked: CommonBody) -> Sampling:
 def _biases(given: dict[str, float]) -> dict[int, float]:
     if len(given) > 1024:
         raise InvalidRequest("logit_bias may hold at most 1024 tokens.", param="logit_bias")
-    if not all(key.isascii() and key.isdecimal() and int(key) < _UINT32 for key in given):
+    if not all(_is_id_text(key) for key in given):
         raise InvalidRequest("logit_bias: the keys must be token ids.", param="logit_bias")
     return {int(key): bias for key, bias in given.items() if math.isfinite(bias)}
+
+
+def _is_id_text(text: str) -> bool:
+    # The length first: Python refuses to read thousands of digits.
+    return text.isascii() and text.isdecimal() and len(text) <= 10 and int(text) < _UINT32
 
 
 def _stops(stop: str | list[str] | None) -> Sequence[str]:
