@@ -26,8 +26,9 @@ from headrace_worker.model.config import ModelConfig
 from headrace_worker.model.llama import rope_inverse_frequencies
 from headrace_worker.model.weights import LoadedModel
 
-# Longer rows are faster as a matrix product over float32 weights.
-MAX_ROW_TOKENS = 4
+# Longer rows gain little by the quantised weights, and lose in attention, where each token reads
+# the context anew.
+MAX_ROW_TOKENS = 32
 # Two vectors of eight per head: the rotary halves.
 _HEAD_DIM_STEP = 16
 

@@ -25,6 +25,11 @@ static float dot(const float *a, const float *b, int64_t size) {
     return sum8(sum);
 }
 
+/* Ask for a vector that is needed one block later: blocks lie apart, which hardware cannot guess. */
+static void fetch(const float *from, int64_t size) {
+    for (int64_t i = 0; i < size; i += 64 / (int64_t)sizeof(float)) __builtin_prefetch(from + i);
+}
+
 /* Turn scores into weights that sum to one; entries up to the next multiple of 8 are scratch. */
 static void softmax(float *scores, int64_t size) {
     float top = scores[0];
@@ -48,23 +53,33 @@ static void attend(const float *q, float *y, float *scores, const float *keys, c
                    const head_shape *heads) {
     const int64_t head_dim = heads->head_dim, slot_size = heads->num_kv_heads * head_dim;
     const int64_t row = context + LANES - context % LANES;
+    const int64_t stride = block_size * slot_size, *block = table;
     const float scale = 1.0f / sqrtf((float)head_dim);
-    for (int64_t pos = 0; pos < context; pos++) {
-        const int64_t slot = table[pos / block_size] * block_size + pos % block_size;
-        for (int64_t h = 0; h < group; h++)
-            scores[h * row + pos] =
-                dot(q + h * head_dim, keys + slot * slot_size, head_dim) * scale;
+    for (int64_t start = 0; start < context; start += block_size, block++) {
+        const int64_t end = start + block_size < context ? start + block_size : context;
+        const float *key = keys + *block * stride;
+        const float *next = end < context ? keys + block[1] * stride : key;
+        for (int64_t pos = start; pos < end; pos++, key += slot_size, next += slot_size) {
+            fetch(next, head_dim);
+            for (int64_t h = 0; h < group; h++)
+                scores[h * row + pos] = dot(q + h * head_dim, key, head_dim) * scale;
+        }
     }
     for (int64_t h = 0; h < group; h++) softmax(scores + h * row, context);
     memset(y, 0, group * head_dim * sizeof(float));
-    for (int64_t pos = 0; pos < context; pos++) {
-        const int64_t slot = table[pos / block_size] * block_size + pos % block_size;
-        const float *value = values + slot * slot_size;
-        for (int64_t h = 0; h < group; h++) {
-            const f32x8 weight = splat(scores[h * row + pos]);
-            for (int64_t i = 0; i < head_dim; i += LANES)
-                store8(y + h * head_dim + i,
-                       fma8(weight, load8(value + i), load8(y + h * head_dim + i)));
+    block = table;
+    for (int64_t start = 0; start < context; start += block_size, block++) {
+        const int64_t end = start + block_size < context ? start + block_size : context;
+        const float *value = values + *block * stride;
+        const float *next = end < context ? values + block[1] * stride : value;
+        for (int64_t pos = start; pos < end; pos++, value += slot_size, next += slot_size) {
+            fetch(next, head_dim);
+            for (int64_t h = 0; h < group; h++) {
+                const f32x8 weight = splat(scores[h * row + pos]);
+                for (int64_t i = 0; i < head_dim; i += LANES)
+                    store8(y + h * head_dim + i,
+                           fma8(weight, load8(value + i), load8(y + h * head_dim + i)));
+            }
         }
     }
 }
