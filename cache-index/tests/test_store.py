@@ -1,6 +1,7 @@
 """The Redis store against its oracle in memory, and what only Redis can do."""
 
 import asyncio
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -256,3 +257,22 @@ async def agree(redis_url: str, script: list[tuple[str, int, object]]) -> None:
         assert await held(redis, publisher) == oracle.blocks(publisher.replica)
     await redis.flushdb()
     await redis.aclose()
+
+
+async def test_a_writer_ends_whenever_it_is_cancelled(store: Store, publisher: Publisher) -> None:
+    """A cancellation that comes while a command is being sent is not lost in the client."""
+    await store.register(publisher)
+    random = Random(3)
+
+    async def busy() -> None:
+        while True:
+            await store.renew(publisher)
+            await store.ping()
+
+    for _ in range(60):
+        task = asyncio.create_task(busy())
+        await asyncio.sleep(random.random() * 0.01)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=2)
+        assert done == {task}
+        assert task.cancelled()

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -272,3 +273,24 @@ class World:
         self.oracle.forget_all()
         for name in self.lives:
             await self.register(name)
+
+
+async def test_a_feed_ends_whenever_it_is_cancelled(own_redis: LocalServer) -> None:
+    """A cancellation that comes while a command is being sent is not lost in the client."""
+    client = background_client(f"redis://127.0.0.1:{own_redis.port}/0")
+    random = Random(3)
+    for _ in range(60):
+        following = make_feed(client)
+        task = asyncio.create_task(busy(following.feed))
+        await asyncio.sleep(random.random() * 0.01)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=2)
+        assert done == {task}
+        assert task.cancelled()
+    await client.aclose()
+
+
+async def busy(feed: IndexFeed) -> None:
+    """Read as `follow` does, but more often."""
+    while True:
+        await feed._read_changes(block_ms=1)

@@ -17,6 +17,7 @@ from headrace_cache_index.events import Change, Replacement
 from headrace_cache_index.outcome import Outcome, Status
 from headrace_common.errors import InvalidRequest, Unavailable
 from headrace_common.kv_index import TIERS, IndexKeys, RegistryEntry, ReplicaKey, pad
+from headrace_common.lifecycle import raise_if_cancelled
 from headrace_contracts.cache_index.v1.cache_index_pb2 import IndexDelta
 
 # Members per SADD of a staged snapshot: some 80 kB a command.
@@ -229,5 +230,7 @@ def _chunks(blocks: Iterable[bytes]) -> Iterator[list[bytes]]:
 def _translated() -> Iterator[None]:
     try:
         yield
+        raise_if_cancelled()
     except (RedisError, OSError, TimeoutError) as error:
+        raise_if_cancelled()
         raise Unavailable("The index's store cannot be reached.", retry_after_s=1.0) from error

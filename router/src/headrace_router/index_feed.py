@@ -26,6 +26,7 @@ from headrace_common.kv_index import (
     ReplicaKey,
     short_ints,
 )
+from headrace_common.lifecycle import raise_if_cancelled
 from headrace_contracts.cache_index.v1.cache_index_pb2 import IndexDelta
 from headrace_router.metrics import RouterMetrics
 from headrace_router.mirror import PrefixMirror
@@ -120,6 +121,7 @@ class IndexFeed:
         answer = await self._redis.xread(
             {self._keys.deltas: since}, count=_READ_COUNT, block=block_ms
         )
+        raise_if_cancelled()
         rows = _rows(answer)
         for stream_id, fields in rows:
             delta = IndexDelta.FromString(fields[DELTA_FIELD])
@@ -174,6 +176,7 @@ class IndexFeed:
                 name, cursor = self._keys.blocks(entry.model, key, tier), 0
                 while True:
                     cursor, members = await self._redis.sscan(name, cursor, count=_SCAN_COUNT)
+                    raise_if_cancelled()
                     joined = b"".join(cast("list[bytes]", members))
                     self._mirror.add(fresh, tier, short_ints(joined))
                     if not cursor:

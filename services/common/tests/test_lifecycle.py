@@ -6,7 +6,12 @@ import signal
 
 import pytest
 
-from headrace_common.lifecycle import Lifecycle, cancel_and_wait, supervise
+from headrace_common.lifecycle import (
+    Lifecycle,
+    cancel_and_wait,
+    raise_if_cancelled,
+    supervise,
+)
 from headrace_testing.waiting import eventually
 
 
@@ -115,3 +120,45 @@ async def test_exceptions_of_those_waited_for_are_dropped() -> None:
     await cancel_and_wait(failing, None, finished)
     assert failing.done()
     await cancel_and_wait()
+
+
+async def test_a_swallowed_cancellation_can_be_raised_again() -> None:
+    """A loop around a library that loses cancellations ends; one not asked goes on."""
+    turns = 0
+
+    async def loses_cancellations() -> None:
+        nonlocal turns
+        turns += 1
+        try:
+            await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            return
+
+    async def loop() -> None:
+        while True:
+            await loses_cancellations()
+            raise_if_cancelled()
+
+    task = asyncio.create_task(loop())
+    await eventually(lambda: turns >= 3)
+    task.cancel()
+    await asyncio.wait({task}, timeout=2)
+    assert task.cancelled()
+
+
+async def test_a_supervised_loop_ends_though_its_body_made_an_error_of_it() -> None:
+    """Otherwise a dependency that is down would keep it alive for ever."""
+    started = asyncio.Event()
+
+    async def body() -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise ConnectionError("lost on the way") from None
+
+    task = asyncio.create_task(supervise("loop", body, first_delay_s=0.01))
+    await started.wait()
+    task.cancel()
+    await asyncio.wait({task}, timeout=2)
+    assert task.cancelled()

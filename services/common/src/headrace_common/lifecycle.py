@@ -86,6 +86,7 @@ async def supervise(
             text = f"{type(error).__name__}: {error}"
             if on_failure is not None:
                 on_failure()
+        raise_if_cancelled()
         if text and text != last:
             _log.warning("%s failed, will go on: %s", name, text)
         last = text
@@ -110,3 +111,18 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any] | None) -> None:  # Any: res
         if not task.cancelled():
             # Marks it as seen.
             task.exception()
+
+
+def raise_if_cancelled() -> None:
+    """Raise the cancellation of the current task that a library has swallowed.
+
+    On Python 3.11 `asyncio.wait_for` loses a cancellation that comes as its inner call finishes
+    (bpo-37658), and redis-py sends every command through it once a socket timeout
+    is set. Loops over such calls ask here after each one, or they might never end.
+
+    Raises:
+        asyncio.CancelledError: the task was asked to end.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
