@@ -15,6 +15,15 @@ from headrace_gateway.http_exchange import ABORT_EXTENSION, AsgiApp
 
 # Above the usual 60 s of load balancers, so that they close idle connections and not we.
 _KEEP_ALIVE_S = 75
+# From the connection's start, or from the last answer, a request's head must be complete within
+# this time: who sends nothing, or a byte now and then, holds no connection for ever.
+_HEAD_S = 90.0
+# Read at most, beyond one chunk of the socket's, before it is known who calls.
+_MAX_HEAD_BYTES = 64 * 1024
+_HEAD_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+    b"connection: close\r\ncontent-length: 0\r\n\r\n"
+)
 _BACKLOG = 2048
 _LAST_WORDS_S = 5.0
 # What the kernel may keep unsent per connection. Left to itself it grows to megabytes, and a client
@@ -23,11 +32,60 @@ _SEND_BUFFER_BYTES = 256 * 1024
 
 
 class _Protocol(HttpToolsProtocol):
-    """Offers the application to cut the connection, unsent bytes included."""
+    """Bounds a request's head in time and size; offers to cut the connection at once.
+
+    uvicorn bounds neither with httptools.
+    """
+
+    head_s = _HEAD_S
+    _head_timer: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+    _is_in_head = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MAX_HEAD_BYTES:
+                self._refuse_head()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._is_in_head, self._head_bytes = True, 0
         self.scope["extensions"] = {ABORT_EXTENSION: {"cut": self.transport.abort}}
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete:
+            self._expect_head()
+
+    def _expect_head(self) -> None:
+        self._stop_timer()
+        self._head_timer = self.loop.call_later(self.head_s, self.transport.abort)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse_head(self) -> None:
+        self._is_in_head = False
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(_HEAD_TOO_LARGE)
+        self.transport.close()
 
 
 class _Server(uvicorn.Server):
