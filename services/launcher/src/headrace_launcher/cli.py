@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Handler = Callable[[LauncherSettings, Namespace], int]
 _DOWN_TIMEOUT_S = 180.0
+# What fits in the contract's fields.
+_MAX_INT64 = 2**63 - 1
 # Options that stand for a setting of the same name.
 _SETTINGS = ("state_dir", "host", "port", "workers", "model", "model_name")
 
@@ -121,7 +123,7 @@ def _add_key_create(keys: _Commands) -> None:
     create.add_argument("--tokens-per-minute", type=_limit, metavar="T", help="input and output")
     create.add_argument("--max-concurrent", type=_limit, metavar="C", help="requests at once")
     create.add_argument(
-        "--budget-usd", type=nano_usd_from_text, metavar="B", help="per calendar month, e.g. 12.50"
+        "--budget-usd", type=_budget, metavar="B", help="per calendar month, e.g. 12.50"
     )
     create.add_argument("--models", type=_words, default=[], metavar="M,...", help="default: all")
     create.add_argument(
@@ -139,4 +141,14 @@ def _limit(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1; leave the option out for no limit")
+    return _bounded(value)
+
+
+def _budget(text: str) -> int:
+    return _bounded(nano_usd_from_text(text))
+
+
+def _bounded(value: int) -> int:
+    if value > _MAX_INT64:
+        raise argparse.ArgumentTypeError("is too large; leave the option out for no limit")
     return value

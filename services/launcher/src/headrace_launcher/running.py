@@ -12,13 +12,18 @@ import psutil
 from headrace_launcher.exit_codes import EXIT_FAILED, EXIT_NOT_RUNNING, EXIT_OK
 from headrace_launcher.fleet_view import FleetState, FleetView, public_status
 from headrace_launcher.settings import LauncherSettings
-from headrace_launcher.state_dir import StateDir, supervisor_of
+from headrace_launcher.state_dir import StateDir, is_running, supervisor_of
 from headrace_launcher.text import say, status_text
 
 
 def down(settings: LauncherSettings, args: Namespace) -> int:
     """Stop the fleet of a state directory and wait until nothing of it runs."""
-    view, state_dir = _read(settings), StateDir(settings.state_dir)
+    state_dir = StateDir(settings.state_dir)
+    try:
+        view = state_dir.read_view()
+    except ValueError as error:
+        say(f"cannot tell which fleet to stop: {state_dir.fleet_json}: {error}")
+        return EXIT_FAILED
     process = supervisor_of(view) if view is not None else None
     if view is None or process is None:
         say(f"no fleet runs with state directory {state_dir.path}")
@@ -40,11 +45,11 @@ def down(settings: LauncherSettings, args: Namespace) -> int:
 def status(settings: LauncherSettings, args: Namespace) -> int:
     """Show every part of the fleet; exit code 3 if none runs."""
     view, state_dir = _read(settings), StateDir(settings.state_dir)
-    is_running = state_dir.running_view() is not None
+    alive = view is not None and is_running(view)
     if args.json:
         empty: dict[str, Any] = {"state": "stopped", "pid": None, "services": [], "workers": []}
-        print(json.dumps(public_status(view, alive=is_running) if view else empty, indent=2))
-    elif view is None or not is_running:
+        print(json.dumps(public_status(view, alive=alive) if view else empty, indent=2))
+    elif view is None or not alive:
         say(f"no fleet runs with state directory {state_dir.path}")
         if view is not None and view.message:
             say(f"the last one ended: {view.message}")
@@ -52,7 +57,7 @@ def status(settings: LauncherSettings, args: Namespace) -> int:
         print(f"{view.state.value}: {view.base_url}/v1, model {view.model}, process {view.pid}")
         print(f"state and logs: {view.state_dir}\n")
         print(status_text(view))
-    return EXIT_OK if is_running else EXIT_NOT_RUNNING
+    return EXIT_OK if alive else EXIT_NOT_RUNNING
 
 
 def _read(settings: LauncherSettings) -> FleetView | None:

@@ -107,19 +107,24 @@ class StateDir:
         """Read ``fleet.json``; None if there is none.
 
         Raises:
-            ValueError: the file is damaged or of another version.
+            ValueError: the file is damaged, of another version, or cannot be read.
         """
         try:
             return FleetView.from_json(self.fleet_json.read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise ValueError(f"cannot be read: {error.strerror}") from error
 
     def running_view(self) -> FleetView | None:
         """Read ``fleet.json``, but only if its supervisor lives and has not ended the fleet."""
         view = self.read_view()
-        if view is None or view.state in _OVER or supervisor_of(view) is None:
-            return None
-        return view
+        return view if view is not None and is_running(view) else None
+
+
+def is_running(view: FleetView) -> bool:
+    """Return whether the supervisor of *view* lives and has not ended the fleet."""
+    return view.state not in _OVER and supervisor_of(view) is not None
 
 
 def supervisor_of(view: FleetView) -> psutil.Process | None:
