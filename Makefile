@@ -40,17 +40,17 @@ status: setup ## Show every service and worker of the running fleet
 test: setup ## The whole test-suite: unit, property, contract, e2e
 	-@$(BIN)/headrace model fetch
 	$(PYTEST) -n 2 --dist loadfile -m "not e2e and not chaos and not gpu" $(TESTS)
-	$(PYTEST) -m "e2e and not chaos" tests/e2e
+	$(PYTEST) -m e2e tests/e2e
 
 test-unit: setup ## Unit, property and contract tests
 	$(PYTEST) -n 2 --dist loadfile -m "not e2e and not chaos and not gpu" $(TESTS)
 
 test-e2e: setup ## Tests with a whole fleet of real processes
 	-@$(BIN)/headrace model fetch
-	$(PYTEST) -m "e2e and not chaos" tests/e2e $(TESTS)
+	$(PYTEST) -m e2e tests/e2e $(TESTS)
 
 test-chaos: setup ## Tests that kill, stall and cut things
-	$(PYTEST) -m chaos tests/chaos $(TESTS)
+	$(PYTEST) -m chaos tests/e2e $(TESTS)
 
 proto: setup ## Regenerate the stubs of all contracts
 	$(BIN)/python services/contracts/generate.py

@@ -28,6 +28,7 @@ def processes_of(fleet: Fleet) -> list[int]:
     return sorted(found - {os.getpid()})
 
 
+@pytest.mark.chaos
 def test_a_fleet_comes_back_with_its_keys_and_its_ledger(
     tmp_path: Path, smollm2_gguf: Path
 ) -> None:
@@ -60,6 +61,7 @@ def test_a_fleet_comes_back_with_its_keys_and_its_ledger(
     assert processes_of(again) == []
 
 
+@pytest.mark.chaos
 def test_a_killed_launcher_takes_its_children_along(tmp_path: Path, smollm2_gguf: Path) -> None:
     fleet = Fleet(tmp_path / "state", num_workers=1)
     fleet.start()

@@ -63,6 +63,7 @@ def test_two_tenants_never_share_a_cache_hit(fleet: Fleet, key: ApiKey) -> None:
     assert cached_tokens(chat(fleet, other, prompt, max_tokens=2).json()["usage"]) == 0
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8, "seed": 7}])
 def test_a_stream_survives_the_kill_of_its_worker(
     fleet: Fleet, key: ApiKey, sampling: dict[str, Any]
@@ -88,6 +89,7 @@ def test_a_stream_survives_the_kill_of_its_worker(
     fleet.wait_ready()
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_client_that_leaves_frees_everything_and_pays_once(fleet: Fleet, streaming: bool) -> None:
     """Blocks, concurrency lease and money hold are back within a second; one booking, cancelled."""
@@ -125,6 +127,7 @@ def test_a_client_that_leaves_frees_everything_and_pays_once(fleet: Fleet, strea
     assert records[0]["amount_nano_usd"] > 0
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("fault", ["frozen", "killed"])
 def test_without_kafka_requests_go_on_and_the_ledger_catches_up(fleet: Fleet, fault: str) -> None:
     """The broker stops for a while, or loses its whole log: each request is booked once."""
