@@ -29,7 +29,7 @@ from headrace_launcher.preflight import (
 from headrace_launcher.settings import LauncherSettings
 from headrace_launcher.state_dir import StateDir, StateDirBusyError
 from headrace_launcher.text import say
-from headrace_launcher.welcome import welcome
+from headrace_launcher.welcome import program, welcome
 
 _POLL_S = 0.1
 _OWNER_POLL_S = 0.5
@@ -70,7 +70,7 @@ async def _run_here(settings: LauncherSettings, state_dir: StateDir, *, is_backg
     def on_running(view: FleetView, key: FirstKey) -> None:
         display.close()
         # The log of a background fleet is no place for a key; its starter prints it.
-        text = "running" if is_background else welcome(view, key, detached=False)
+        text = "running" if is_background else welcome(view, key, program(), detached=False)
         print(text, flush=True)
 
     owner = asyncio.create_task(_follow(settings.owner_pid, lifecycle.stopping))
@@ -142,7 +142,7 @@ class _Detached:
         except (HeadraceError, OSError) as error:
             say(f"the fleet runs, but its first key cannot be shown: {error}")
             return EXIT_OK
-        print(welcome(view, key, detached=True), flush=True)
+        print(welcome(view, key, program(), detached=True), flush=True)
         return EXIT_OK
 
     def _view_of(self, pid: int) -> FleetView | None:

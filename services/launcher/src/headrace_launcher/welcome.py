@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+from pathlib import Path
 
 from headrace_launcher.first_key import FirstKey
 from headrace_launcher.fleet_view import FleetView, Role
@@ -23,13 +26,32 @@ def curl_line(base_url: str, api_key: str, model: str) -> str:
     )
 
 
-def welcome(view: FleetView, key: FirstKey, *, detached: bool) -> str:
-    """Render the text; *detached* decides how to stop is explained."""
+def program() -> str:
+    """Return what to type for this installation's `headrace` in a shell like the caller's.
+
+    `make up` runs it out of `.venv` without activating that, so the bare name may not be found.
+    """
+    own = Path(sys.executable).with_name("headrace")
+    if not own.exists():
+        return f"{sys.executable} -m headrace_launcher"
+    found = shutil.which("headrace")
+    return "headrace" if found and Path(found).samefile(own) else str(own)
+
+
+def welcome(view: FleetView, key: FirstKey, headrace: str, *, detached: bool) -> str:
+    """Render the text.
+
+    Args:
+        view: the fleet.
+        key: what can be shown of its first key.
+        headrace: how to call the launcher, from `program`.
+        detached: decides which way to stop is told.
+    """
     services = [c for c in view.children if c.role in (Role.SERVICE, Role.WORKER)]
     metrics = [f"  {c.name:<12} http://{c.metrics_address}/metrics" for c in services]
-    more = f"headrace keys create --tenant default --name NAME --state-dir {view.state_dir}"
+    more = f"{headrace} keys create --tenant default --name NAME --state-dir {view.state_dir}"
     shown = key.api_key or f"(only its hash is kept; one begins with {key.prefix})"
-    stop = f"headrace down --state-dir {view.state_dir}" if detached else "Ctrl-C"
+    stop = f"{headrace} down --state-dir {view.state_dir}" if detached else "Ctrl-C"
     return "\n".join(
         [
             "",
