@@ -160,6 +160,16 @@ def test_revoking_an_unknown_key_fails_with_words(headrace: Headrace, capsys: An
     assert "nope" in capsys.readouterr().err
 
 
+def test_usage_of_an_unknown_key_is_an_error_and_of_an_unused_one_is_empty(
+    headrace: Headrace, billing: BillingThread, capsys: Any
+) -> None:
+    """A typo must not read as "this key used nothing"."""
+    assert run(["usage", "--key", "nope"]) == 1
+    assert "nope" in capsys.readouterr().err
+    _, key = billing.fake.create_key("acme")
+    assert "0 requests" in headrace("usage", "--key", key.key_id)[1]
+
+
 def test_shows_usage_per_request(headrace: Headrace, billing: BillingThread) -> None:
     """Every ending has a word; cached tokens of all tiers are added up; amounts are exact."""
     _, key = billing.fake.create_key("acme")

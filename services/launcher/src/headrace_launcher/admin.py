@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from headrace_common.errors import HeadraceError
+from headrace_common.errors import HeadraceError, NotFound
 from headrace_common.money import usd_text
 from headrace_contracts.billing.v1 import billing_pb2 as pb
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2
@@ -133,6 +133,8 @@ async def revoke_key(client: BillingClient, args: Namespace) -> int:
 async def usage(client: BillingClient, args: Namespace) -> int:
     """``headrace usage``."""
     records = [record_json(record) for record in await client.usage(args.key)]
+    if not records and args.key not in {key.key_id for key in await client.list_keys()}:
+        raise NotFound(f"there is no key {args.key!r}; see `headrace keys list`")
     total = sum(record["amount_nano_usd"] for record in records)
     if args.json:
         body = {"records": records, "total_nano_usd": total, "total_usd": usd_text(total)}
