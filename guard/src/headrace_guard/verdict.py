@@ -41,6 +41,8 @@ class Reason(Enum):
     OVERLOADED = "the guard has too much to do"
     UNKNOWN_POLICY = "the key names a policy that this guard does not have"
     BAD_BLOCKLIST = "the key's blocklist is too large"
+    MODEL_MISSING = "a model that the policy asks for is not installed"
+    JUDGE_FAILED = "the judge gave no usable answer"
     UNDECIDED = "a possible match stayed undecided for longer than text may be held"
 
 
