@@ -12,7 +12,8 @@ from sqlalchemy import Connection, delete, insert, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from headrace_billing import schema
-from headrace_billing.store import Database, add_or_insert, insert_new, put
+from headrace_billing.store import Database
+from headrace_common.database import add_or_insert, insert_new, put
 from headrace_common.errors import Unavailable
 from headrace_testing.postgres import LocalPostgres
 from headrace_testing.waiting import free_port

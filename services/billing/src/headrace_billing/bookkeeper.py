@@ -32,7 +32,7 @@ from headrace_billing.ledger import (
 )
 from headrace_billing.price_store import load_price_book
 from headrace_billing.prices import PriceBook
-from headrace_billing.store import add_or_insert, insert_new
+from headrace_common.database import add_or_insert, insert_new
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import ENDING_SWEPT, UsageEvent, WorkerUsage
 

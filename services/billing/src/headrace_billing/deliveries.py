@@ -16,7 +16,7 @@ from sqlalchemy import Connection, select
 from headrace_billing import schema
 from headrace_billing.key_rules import is_clean_text
 from headrace_billing.ledger import CLOSED, best_witness
-from headrace_billing.store import insert_new, put
+from headrace_common.database import insert_new, put
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import ENDING_SWEPT, UsageEvent, WorkerUsage
 

@@ -22,7 +22,7 @@ from headrace_billing.key_rules import (
     new_key_id,
     prefix_of,
 )
-from headrace_billing.store import insert_new
+from headrace_common.database import insert_new
 from headrace_common.errors import NotFound
 from headrace_contracts.billing.v1.billing_pb2 import CreateKeyResponse, Key, Tenant
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Limits

@@ -1,50 +1,22 @@
-"""The database: one writer, few readers, each on threads of their own, never on the event loop.
-
-SQLite (WAL, synchronous FULL) and PostgreSQL 15 run the same statements. Work is a plain function
-of a connection; it runs in one transaction that is committed when the function returns and rolled
-back when it raises.
-"""
+"""Billing's database: the common one with the tables of the books, kept current by Alembic."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import (
-    URL,
-    Connection,
-    Engine,
-    Row,
-    Table,
-    create_engine,
-    event,
-    func,
-    make_url,
-    select,
-)
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
+from sqlalchemy import Connection
 
-from headrace_common.errors import Unavailable
+from headrace_common.database import SqlDatabase, lock_for_migration
 
-_log = logging.getLogger(__name__)
-T = TypeVar("T")
-
-_NUM_READERS = 2
-_BUSY_TIMEOUT_MS = 5000
 # Any number will do as long as nobody else uses it in this database.
 _MIGRATION_LOCK = 0x6865_6164
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
 
-class Database:
-    """The one way to the tables.
+class Database(SqlDatabase):
+    """The one way to the books.
 
     Args:
         url: such as ``sqlite:////var/lib/headrace/ledger.db`` or
@@ -55,12 +27,7 @@ class Database:
     """
 
     def __init__(self, url: str) -> None:
-        parsed = make_url(url)
-        self._writer = _engine(parsed, pool_size=1, is_writer=True)
-        self._reader = _engine(parsed, pool_size=_NUM_READERS, is_writer=False)
-        self._writer_thread = ThreadPoolExecutor(1, thread_name_prefix="db-writer")
-        self._reader_threads = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="db-reader")
-        self._last_failure = ""
+        super().__init__(url, "billing")
 
     async def migrate(self) -> None:
         """Bring the tables up to date. Safe to run at the same time elsewhere: it takes a lock.
@@ -70,165 +37,11 @@ class Database:
         """
         await self.write(_upgrade)
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
-        """Run *work* in a transaction that may write. One at a time, in order.
-
-        Raises:
-            Unavailable: the database cannot do it now; nothing is known to be written.
-        """
-        return await self._run(self._writer_thread, self._writer, work)
-
-    async def read(self, work: Callable[[Connection], T]) -> T:
-        """Run *work* on one unchanging view of the data.
-
-        Raises:
-            Unavailable: the database cannot do it now.
-        """
-        return await self._run(self._reader_threads, self._reader, work)
-
-    async def close(self) -> None:
-        """Wait for running work, then let the connections go."""
-        await asyncio.to_thread(self._close)
-
-    def _close(self) -> None:
-        self._writer_thread.shutdown()
-        self._reader_threads.shutdown()
-        self._writer.dispose()
-        self._reader.dispose()
-
-    async def _run(
-        self, threads: ThreadPoolExecutor, engine: Engine, work: Callable[[Connection], T]
-    ) -> T:
-        def in_transaction() -> T:
-            with engine.begin() as connection:
-                return work(connection)
-
-        try:
-            result = await asyncio.get_running_loop().run_in_executor(threads, in_transaction)
-        except (DBAPIError, TimeoutError) as error:
-            if not is_passing(error):
-                raise
-            if str(error) != self._last_failure:
-                self._last_failure = str(error)
-                _log.warning("database failed: %s", error)
-            raise Unavailable(
-                "The billing database cannot answer now.", retry_after_s=1.0
-            ) from error
-        self._last_failure = ""
-        return result
-
-
-def is_passing(error: Exception) -> bool:
-    """Tell whether the same work may succeed later: connection, lock, disk, not the data itself."""
-    if isinstance(error, (OperationalError, InterfaceError, TimeoutError)):
-        return True
-    return isinstance(error, DBAPIError) and error.connection_invalidated
-
-
-def insert_new(
-    connection: Connection,
-    table: Table,
-    rows: Sequence[Mapping[str, Any]],  # Any: column values
-    *returning: str,
-) -> list[Row[Any]]:  # Any: column values
-    """Insert the rows whose keys are not there yet; return the named columns of those."""
-    if not rows:
-        return []
-    insert = _dialect_of(connection).insert(table).on_conflict_do_nothing()
-    columns = [table.c[name] for name in returning] or list(table.primary_key)
-    return list(connection.execute(insert.returning(*columns), rows))
-
-
-def add_or_insert(
-    connection: Connection, table: Table, column: str, amounts: Mapping[str, int]
-) -> None:
-    """Add to an integer column, by the table's one-column key; absent rows start from zero."""
-    if not amounts:
-        return
-    (key,) = table.primary_key
-    insert = _dialect_of(connection).insert(table)
-    # In order of keys, so that two writers cannot wait for one another in a ring.
-    rows = [{key.name: name, column: amounts[name]} for name in sorted(amounts)]
-    connection.execute(
-        insert.on_conflict_do_update(
-            index_elements=[key], set_={column: table.c[column] + insert.excluded[column]}
-        ),
-        rows,
-    )
-
-
-def put(
-    connection: Connection,
-    table: Table,
-    rows: Sequence[Mapping[str, Any]],  # Any: column values
-) -> None:
-    """Insert rows, or replace those with the same key."""
-    if not rows:
-        return
-    insert = _dialect_of(connection).insert(table)
-    keys = list(table.primary_key)
-    others = [column.name for column in table.columns if not column.primary_key]
-    connection.execute(
-        insert.on_conflict_do_update(
-            index_elements=keys, set_={name: insert.excluded[name] for name in others}
-        ),
-        rows,
-    )
-
-
-def _dialect_of(connection: Connection) -> Any:  # Any: two modules with the same insert()
-    return sqlite if connection.dialect.name == "sqlite" else postgresql
-
 
 def _upgrade(connection: Connection) -> None:
-    # On SQLite the writer's BEGIN IMMEDIATE is the lock.
-    if connection.dialect.name == "postgresql":
-        connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+    lock_for_migration(connection, _MIGRATION_LOCK)
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
-
-
-def _engine(url: URL, pool_size: int, *, is_writer: bool) -> Engine:
-    match url.get_backend_name():
-        case "sqlite" if url.database not in (None, "", ":memory:"):
-            return _sqlite_engine(url, pool_size, is_writer=is_writer)
-        case "postgresql":
-            return create_engine(
-                url.set(drivername="postgresql+psycopg"),
-                pool_size=pool_size,
-                max_overflow=0,
-                pool_pre_ping=True,
-                isolation_level="READ COMMITTED" if is_writer else "REPEATABLE READ",
-                connect_args={
-                    "connect_timeout": 5,
-                    "application_name": "headrace-billing",
-                    "options": "-c lock_timeout=10s -c idle_in_transaction_session_timeout=60s",
-                },
-            )
-        case _:
-            raise ValueError("DATABASE_URL must name a SQLite file or a PostgreSQL database")
-
-
-def _sqlite_engine(url: URL, pool_size: int, *, is_writer: bool) -> Engine:
-    engine = create_engine(
-        url, pool_size=pool_size, max_overflow=0, connect_args={"check_same_thread": False}
-    )
-
-    @event.listens_for(engine, "connect")
-    def prepare(raw: Any, _record: object) -> None:  # Any: sqlite3.Connection behind its proxy
-        # The driver must not begin transactions by itself: `begin` below does.
-        raw.isolation_level = None
-        raw.execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT_MS}")
-        raw.execute("PRAGMA journal_mode = WAL")
-        raw.execute("PRAGMA synchronous = FULL")
-        raw.execute("PRAGMA foreign_keys = ON")
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        # A writer that began as a reader could not become one once somebody else has written.
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if is_writer else "BEGIN")
-
-    return engine
