@@ -16,9 +16,11 @@ from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
 from headrace_gateway.admission import Admission
 from headrace_gateway.intake import EncodedPrompt
 from headrace_gateway.metrics import GatewayMetrics
+from headrace_gateway.openai_dialect import make_sink
 from headrace_gateway.openai_schema import parse_chat
 from headrace_gateway.pricing import PriceBook
-from headrace_gateway.request_flow import FlowLimits, RequestFlow, Visit
+from headrace_gateway.request_flow import FlowLimits, RequestFlow
+from headrace_gateway.visit import Visit
 
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}'
 
@@ -99,7 +101,7 @@ async def test_what_is_admitted_is_given_back_wherever_the_client_leaves() -> No
     while True:
         exchange = cast(Any, SimpleNamespace(headers=[], client_is_gone=True))
         name = f"req_{num_turns}"
-        visit = Visit(name, Principal(tenant_id="t"), exchange, parse_chat(BODY), 0.0)
+        visit = Visit(name, Principal(tenant_id="t"), exchange, parse_chat(BODY), make_sink, 0.0)
         serving = asyncio.create_task(flow.serve(visit))
         for _ in range(num_turns):
             await asyncio.sleep(0)

@@ -43,14 +43,17 @@ class Sink(Protocol):
     ) -> None:
         """Text that may go out."""
 
-    def add_finish(self, choice_idx: int, reason: str) -> None:
-        """A choice has ended."""
+    def add_finish(self, choice_idx: int, reason: str, stop_matched: str = "") -> None:
+        """A choice has ended, perhaps by a stop string."""
 
     async def flush(self) -> None:
         """Send what was added."""
 
     async def end(self, usage: TokenUsage) -> None:
         """The request is closed; send the last of it."""
+
+    async def keep_alive(self, every_s: float) -> None:
+        """Show that the answer lives whenever nothing was sent for so long; until cancelled."""
 
 
 @dataclass(slots=True)
@@ -212,7 +215,7 @@ class Answer:
             self._sink.add_finish(release.choice_idx, "content_filter")
         elif release.is_last:
             choice.is_over = True
-            self._sink.add_finish(release.choice_idx, choice.finish_reason)
+            self._sink.add_finish(release.choice_idx, choice.finish_reason, choice.stop_matched)
 
     async def _flush(self) -> None:
         self._may_go_on.clear()

@@ -24,6 +24,7 @@ from headrace_gateway.input_guard import InputGuard
 from headrace_gateway.intake import Intake
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.model_directory import ModelDirectory
+from headrace_gateway.openai_dialect import OpenAiDialect
 from headrace_gateway.openai_schema import parse_chat, parse_completion
 from headrace_gateway.outbox_metrics import OutboxMetrics
 from headrace_gateway.price_watch import PriceWatch
@@ -150,7 +151,11 @@ class Gateway:
         limits = HttpLimits(self._settings.max_body_bytes, self._settings.slow_reader_s)
         hot = {
             path: HotRoute(
-                endpoint, parse, self._auth, self._flow, self._lifecycle.stopping.is_set, limits
+                OpenAiDialect(endpoint, parse),
+                self._auth,
+                self._flow,
+                self._lifecycle.stopping.is_set,
+                limits,
             )
             for path, endpoint, parse in (
                 ("/v1/chat/completions", Endpoint.CHAT, parse_chat),

@@ -19,16 +19,13 @@ from headrace_common.ids import RequestId, new_request_id
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.telemetry import span
 from headrace_gateway import error_body
-from headrace_gateway.api_request import ApiRequest, Endpoint
 from headrace_gateway.auth import KeyAuth
 from headrace_gateway.http_exchange import AsgiApp, HttpExchange, Receive, Scope, Send
 from headrace_gateway.metrics import GatewayMetrics
-from headrace_gateway.request_flow import RequestFlow, Visit
-from headrace_gateway.sse import send_error_event
+from headrace_gateway.request_flow import RequestFlow
+from headrace_gateway.visit import Caller, Dialect, Visit
 
 _log = logging.getLogger(__name__)
-
-Parse = Callable[[bytes], ApiRequest]
 
 
 @dataclass(frozen=True)
@@ -43,8 +40,7 @@ class HotRoute:
     """One generating endpoint.
 
     Args:
-        endpoint: which.
-        parse: its body's parser.
+        dialect: how it is spoken.
         auth: checks keys.
         flow: serves what was parsed.
         is_stopping: whether new work is refused.
@@ -53,14 +49,13 @@ class HotRoute:
 
     def __init__(
         self,
-        endpoint: Endpoint,
-        parse: Parse,
+        dialect: Dialect,
         auth: KeyAuth,
         flow: RequestFlow,
         is_stopping: Callable[[], bool],
         limits: HttpLimits,
     ) -> None:
-        self._endpoint, self._parse, self._auth, self._flow = endpoint, parse, auth, flow
+        self._dialect, self._auth, self._flow = dialect, auth, flow
         self._is_stopping, self._limits = is_stopping, limits
 
     @property
@@ -82,10 +77,11 @@ class HotRoute:
             outcome = await self._answer(exchange, scope["method"], request_id)
         finally:
             self._metrics.running.dec()
-            self._metrics.requests.labels(self._endpoint.value, outcome).inc()
+            name = self._dialect.endpoint.value
+            self._metrics.requests.labels(name, outcome).inc()
             elapsed_s = self._clock.now_s() - started_s
-            self._metrics.duration_s.labels(self._endpoint.value).observe(elapsed_s)
-            _log.debug("%s %s %s %.3f s", request_id, self._endpoint.value, outcome, elapsed_s)
+            self._metrics.duration_s.labels(name).observe(elapsed_s)
+            _log.debug("%s %s %s %.3f s", request_id, name, outcome, elapsed_s)
 
     async def _answer(self, exchange: HttpExchange, method: str, request_id: RequestId) -> str:
         """Answer and return the outcome's name."""
@@ -93,7 +89,7 @@ class HotRoute:
             with span(
                 "request",
                 kind=SpanKind.SERVER,
-                attributes={"request_id": request_id, "endpoint": self._endpoint.value},
+                attributes={"request_id": request_id, "endpoint": self._dialect.endpoint.value},
             ):
                 return await self._serve(exchange, method, request_id)
         except HeadraceError as error:
@@ -118,7 +114,10 @@ class HotRoute:
             raise Unavailable("The server is stopping.", retry_after_s=1.0)
         body = await exchange.read_body(self._limits.max_body_bytes)
         started_s = self._clock.now_s()
-        visit = Visit(request_id, principal, exchange, self._parse(body), started_s)
+        reading = await self._dialect.read(body, Caller(request_id, principal, exchange))
+        visit = Visit(
+            request_id, principal, exchange, reading.request, reading.make_sink, started_s
+        )
         await self._while_connected(exchange, self._flow.serve(visit))
         blocked = visit.answer is not None and visit.answer.is_blocked
         return "output_blocked" if blocked else "ok"
@@ -152,10 +151,10 @@ class HotRoute:
             return
         if error.http_status >= 500:
             _log.warning("%s: %s: %s", request_id, error.reason, error)
-        body = error_body.render(error, request_id)
+        body = self._dialect.error_body(error, request_id)
         try:
             if exchange.has_begun:
-                await send_error_event(exchange, body)
+                await exchange.send_events(self._dialect.error_event(body), is_last=True)
             else:
                 await exchange.send_json(error.http_status, body, error_body.headers(error))
         except ClientGone:

@@ -16,6 +16,7 @@ from headrace_contracts.usage.v1 import usage_pb2
 # The table's row for models without one of their own.
 _ANY_MODEL = "default"
 _FREE = Price()
+_STANDARD = int(usage_pb2.PRICE_TIER_STANDARD)
 
 
 class PriceBook:
@@ -27,7 +28,7 @@ class PriceBook:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._rows: dict[str, list[Price]] = {}
+        self._rows: dict[tuple[str, int], list[Price]] = {}
         self.version = 0
 
     @property
@@ -40,16 +41,20 @@ class PriceBook:
         self.version = table.version
         self._rows = {}
         for row in _newest_first(table.prices):
-            if row.tier in (usage_pb2.PRICE_TIER_UNSPECIFIED, usage_pb2.PRICE_TIER_STANDARD):
-                self._rows.setdefault(row.model, []).append(row)
+            self._rows.setdefault((row.model, row.tier or _STANDARD), []).append(row)
 
-    def find(self, model: str) -> Price | None:
-        """Return the standard price of *model* now, None if no row covers it."""
+    def find(self, model: str, tier: int = _STANDARD) -> Price | None:
+        """Return the price of *model* now, None if no row covers it.
+
+        A class of service without a row of its own costs what the standard one does, as in the
+        ledger.
+        """
         now = self._clock.unix_s()
         for name in (model, _ANY_MODEL):
-            for row in self._rows.get(name, ()):
-                if row.effective_from_unix_s <= now < (row.effective_to_unix_s or now + 1):
-                    return row
+            for wanted in (tier, _STANDARD):
+                for row in self._rows.get((name, wanted), ()):
+                    if row.effective_from_unix_s <= now < (row.effective_to_unix_s or now + 1):
+                        return row
         return None
 
 

@@ -25,16 +25,12 @@ from headrace_common.clock import Clock, unix_us
 from headrace_common.errors import ClientGone, Deadline, HeadraceError, Unavailable
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.telemetry import span
-from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway.admission import Admission, Lease, header_pairs
 from headrace_gateway.answer import Answer, Sink, total_usage
-from headrace_gateway.answer_format import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
-from headrace_gateway.api_request import ApiRequest, Endpoint
 from headrace_gateway.auth import check_model_allowed
 from headrace_gateway.generation import Generator, Job
-from headrace_gateway.http_exchange import HttpExchange
 from headrace_gateway.input_guard import InputGuard
 from headrace_gateway.intake import (
     EncodedPrompt,
@@ -48,9 +44,8 @@ from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.model_directory import ModelDirectory, ServedModel
 from headrace_gateway.output_check import OutputOpener, open_output_check
 from headrace_gateway.pricing import PriceBook, amount_nano_usd, cached_tokens, hold_nano_usd
-from headrace_gateway.sse import StreamedAnswer
 from headrace_gateway.usage_events import Account, UsageLog
-from headrace_gateway.whole_answer import WholeAnswer
+from headrace_gateway.visit import Visit
 
 _log = logging.getLogger(__name__)
 
@@ -66,20 +61,6 @@ class FlowLimits:
 
     request_timeout_s: float = 600.0
     keep_alive_s: float = 10.0
-
-
-@dataclass(slots=True)
-class Visit:
-    """One request at the gateway, from the moment its body was read."""
-
-    request_id: str
-    principal: Principal
-    exchange: HttpExchange
-    request: ApiRequest
-    started_s: float
-    # What is known once it was admitted.
-    jobs: list[Job] = field(default_factory=list)
-    answer: Answer | None = None
 
 
 @dataclass(frozen=True)
@@ -190,7 +171,7 @@ class RequestFlow:
 
     def _account(self, visit: Visit) -> Account:
         request = visit.request
-        price = self.prices.find(request.model)
+        price = self.prices.find(request.model, visit.price_tier)
         if price is None:
             self.metrics.unpriced.inc()
         return Account(
@@ -201,6 +182,7 @@ class RequestFlow:
             is_stream=request.streaming.is_stream,
             price=price,
             price_version=self.prices.version,
+            price_tier=visit.price_tier,
         )
 
     async def _open(self, visit: Visit, admitted: _Admitted) -> None:
@@ -218,10 +200,10 @@ class RequestFlow:
     # --- the work --------------------------------------------------------------------------
 
     async def _serve_admitted(self, visit: Visit, admitted: _Admitted) -> None:
-        sink = self._sink(visit, admitted.model)
+        sink = visit.make_sink(visit, admitted.model, self.clock)
         ending: usage_pb2.Ending.ValueType = usage_pb2.ENDING_FAILED
         try:
-            async with self._kept_alive(sink):
+            async with self._kept_alive(visit, sink):
                 await self._answer(visit, sink)
             ending = usage_pb2.ENDING_COMPLETED
             if visit.answer is not None and visit.answer.is_blocked:
@@ -250,21 +232,9 @@ class RequestFlow:
         except TimeoutError as error:
             raise Deadline("The request took too long.") from error
 
-    def _sink(self, visit: Visit, model: ServedModel) -> StreamedAnswer | WholeAnswer:
-        form = answer_format(visit, model, self.clock)
-        if not visit.request.streaming.is_stream:
-            return WholeAnswer(visit.exchange, form)
-        return StreamedAnswer(
-            visit.exchange,
-            form,
-            visit.request.streaming,
-            lambda: total_usage(visit.jobs),
-            self.clock,
-        )
-
     @contextlib.asynccontextmanager
-    async def _kept_alive(self, sink: StreamedAnswer | WholeAnswer) -> AsyncIterator[None]:
-        if isinstance(sink, WholeAnswer):
+    async def _kept_alive(self, visit: Visit, sink: Sink) -> AsyncIterator[None]:
+        if not visit.request.streaming.is_stream:
             yield
             return
         task = asyncio.create_task(sink.keep_alive(self.limits.keep_alive_s))
@@ -349,16 +319,3 @@ class RequestFlow:
             yield
         finally:
             self.metrics.stage_s.labels(name).observe(self.clock.now_s() - started_s)
-
-
-def answer_format(visit: Visit, model: ServedModel, clock: Clock) -> AnswerFormat:
-    """Return the shapes of this request's answer."""
-    serial = visit.request_id.removeprefix("req_")
-    is_chat = visit.request.endpoint is Endpoint.CHAT
-    head = AnswerHead(
-        answer_id=("chatcmpl-" if is_chat else "cmpl-") + serial,
-        created_unix_s=int(clock.unix_s()),
-        model=model.card.model,
-        fingerprint="fp_" + model.card.fingerprint[:12],
-    )
-    return ChatFormat(head) if is_chat else CompletionFormat(head)

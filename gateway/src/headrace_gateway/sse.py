@@ -19,9 +19,9 @@ import orjson
 from headrace_common.clock import Clock
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1.worker_pb2 import TokenLogprob
-from headrace_gateway.answer_format import AnswerFormat, event, usage_json
+from headrace_gateway.answer_format import AnswerFormat, usage_json
 from headrace_gateway.api_request import StreamOptions
-from headrace_gateway.http_exchange import HttpExchange
+from headrace_gateway.visit import Exchange
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -41,7 +41,7 @@ class StreamedAnswer:
 
     def __init__(
         self,
-        exchange: HttpExchange,
+        exchange: Exchange,
         form: AnswerFormat,
         options: StreamOptions,
         usage: Callable[[], TokenUsage],
@@ -64,7 +64,7 @@ class StreamedAnswer:
         """Queue text for the next `flush`."""
         self._waiting.append(self._form.delta(choice_idx, text, logprobs, self._usage_part()))
 
-    def add_finish(self, choice_idx: int, reason: str) -> None:
+    def add_finish(self, choice_idx: int, reason: str, stop_matched: str = "") -> None:
         """Queue a choice's end for the next `flush`."""
         self._waiting.append(self._form.finish(choice_idx, reason, self._usage_part()))
 
@@ -107,8 +107,3 @@ class StreamedAnswer:
         if self._options.continuous_usage:
             return b',"usage":' + orjson.dumps(usage_json(self._usage()))
         return _NULL_USAGE if self._options.include_usage else _NO_USAGE
-
-
-async def send_error_event(exchange: HttpExchange, body: bytes) -> None:
-    """End a stream that has begun with an error, then the end mark."""
-    await exchange.send_events(event(body) + DONE, is_last=True)

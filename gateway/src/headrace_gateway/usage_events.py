@@ -9,8 +9,8 @@ from typing import Protocol
 from headrace_contracts.billing.v1.billing_pb2 import Price, Principal
 from headrace_contracts.types.v1.types_pb2 import ReplicaRef, TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import (
-    PRICE_TIER_STANDARD,
     Ending,
+    PriceTier,
     UsageEvent,
 )
 from headrace_gateway.pricing import amount_nano_usd
@@ -52,6 +52,7 @@ class Account:
     is_stream: bool
     price: Price | None
     price_version: int
+    price_tier: PriceTier.ValueType
 
     def opened(self, now_us: int, hold_nano_usd: int, deadline_us: int) -> UsageEvent:
         """Return the event of an admitted request."""
@@ -87,7 +88,7 @@ class Account:
             key_id=self.principal.key_id,
             model=self.model,
             price_version=self.price_version,
-            price_tier=PRICE_TIER_STANDARD,
+            price_tier=self.price_tier,
             occurred_unix_us=now_us,
             endpoint=self.endpoint,
             streaming=self.is_stream,

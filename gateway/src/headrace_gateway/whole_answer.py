@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1.worker_pb2 import TokenLogprob
 from headrace_gateway.answer_format import AnswerFormat, ChoiceAnswer
-from headrace_gateway.http_exchange import HttpExchange
+from headrace_gateway.visit import Exchange
 
 
 class WholeAnswer:
@@ -18,7 +18,7 @@ class WholeAnswer:
         form: the endpoint's shape.
     """
 
-    def __init__(self, exchange: HttpExchange, form: AnswerFormat) -> None:
+    def __init__(self, exchange: Exchange, form: AnswerFormat) -> None:
         self._exchange, self._form = exchange, form
         self._choices: list[ChoiceAnswer] = []
         self._texts: list[list[str]] = []
@@ -34,7 +34,7 @@ class WholeAnswer:
         if logprobs:
             self._choices[choice_idx].logprobs.extend(logprobs)
 
-    def add_finish(self, choice_idx: int, reason: str) -> None:
+    def add_finish(self, choice_idx: int, reason: str, stop_matched: str = "") -> None:
         """Keep a choice's end."""
         self._choices[choice_idx].finish_reason = reason
 
@@ -46,3 +46,6 @@ class WholeAnswer:
         for choice, texts in zip(self._choices, self._texts, strict=True):
             choice.text = "".join(texts)
         await self._exchange.send_json(200, self._form.whole(self._choices, usage))
+
+    async def keep_alive(self, every_s: float) -> None:
+        """Nothing is sent before the end."""

@@ -1,0 +1,69 @@
+"""Chat and text completions as OpenAI's SDKs speak them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace_common.clock import Clock
+from headrace_common.errors import HeadraceError
+from headrace_gateway import error_body
+from headrace_gateway.answer import Sink, total_usage
+from headrace_gateway.answer_format import (
+    AnswerFormat,
+    AnswerHead,
+    ChatFormat,
+    CompletionFormat,
+    event,
+)
+from headrace_gateway.api_request import ApiRequest, Endpoint
+from headrace_gateway.model_directory import ServedModel
+from headrace_gateway.sse import DONE, StreamedAnswer
+from headrace_gateway.visit import Caller, Reading, Visit
+from headrace_gateway.whole_answer import WholeAnswer
+
+
+class OpenAiDialect:
+    """One of the two endpoints.
+
+    Args:
+        endpoint: which.
+        parse: its body's parser.
+    """
+
+    def __init__(self, endpoint: Endpoint, parse: Callable[[bytes], ApiRequest]) -> None:
+        self.endpoint, self._parse = endpoint, parse
+
+    async def read(self, body: bytes, caller: Caller) -> Reading:
+        """Parse a body."""
+        return Reading(self._parse(body), make_sink)
+
+    def error_body(self, error: HeadraceError, request_id: str) -> bytes:
+        """Return the JSON of an error."""
+        return error_body.render(error, request_id)
+
+    def error_event(self, body: bytes) -> bytes:
+        """Return the error as an event, then the end mark."""
+        return event(body) + DONE
+
+
+def make_sink(visit: Visit, model: ServedModel, clock: Clock) -> Sink:
+    """Return where the answer goes: a stream or a whole."""
+    form = answer_format(visit, model, clock)
+    if not visit.request.streaming.is_stream:
+        return WholeAnswer(visit.exchange, form)
+    return StreamedAnswer(
+        visit.exchange, form, visit.request.streaming, lambda: total_usage(visit.jobs), clock
+    )
+
+
+def answer_format(visit: Visit, model: ServedModel, clock: Clock) -> AnswerFormat:
+    """Return the shapes of this request's answer."""
+    serial = visit.request_id.removeprefix("req_")
+    is_chat = visit.request.endpoint is Endpoint.CHAT
+    head = AnswerHead(
+        answer_id=("chatcmpl-" if is_chat else "cmpl-") + serial,
+        created_unix_s=int(clock.unix_s()),
+        model=model.card.model,
+        fingerprint="fp_" + model.card.fingerprint[:12],
+    )
+    return ChatFormat(head) if is_chat else CompletionFormat(head)

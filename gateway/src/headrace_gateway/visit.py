@@ -1,0 +1,105 @@
+"""One request on its way through the gateway, in whatever dialect it is spoken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from headrace_common.clock import Clock
+from headrace_common.errors import HeadraceError
+from headrace_contracts.billing.v1.billing_pb2 import Principal
+from headrace_contracts.usage.v1.usage_pb2 import PRICE_TIER_STANDARD, PriceTier
+from headrace_gateway.answer import Answer, Sink
+from headrace_gateway.api_request import ApiRequest, Endpoint
+from headrace_gateway.error_body import Headers
+from headrace_gateway.generation import Job
+from headrace_gateway.model_directory import ServedModel
+
+
+class Exchange(Protocol):
+    """A request's connection, or what stands in for it where nobody waits at the other end."""
+
+    # Sent with the status line, whatever the answer.
+    headers: Headers
+    has_begun: bool
+    is_over: bool
+    client_is_gone: bool
+
+    def header(self, name: bytes) -> bytes:
+        """Return a request header; empty if absent."""
+        ...
+
+    async def send_json(self, status: int, body: bytes, extra: Headers | None = None) -> None:
+        """Send a whole answer."""
+        ...
+
+    async def begin_stream(self) -> None:
+        """Send the status line of an event stream."""
+        ...
+
+    async def send_events(self, events: bytes, *, is_last: bool = False) -> None:
+        """Send whole events."""
+        ...
+
+
+@dataclass(slots=True)
+class Visit:
+    """One request at the gateway, from the moment its body was read."""
+
+    request_id: str
+    principal: Principal
+    exchange: Exchange
+    request: ApiRequest
+    make_sink: MakeSink
+    started_s: float
+    price_tier: PriceTier.ValueType = PRICE_TIER_STANDARD
+    # What is known once it was admitted.
+    jobs: list[Job] = field(default_factory=list)
+    answer: Answer | None = None
+
+
+# Makes the place where a request's answer goes.
+MakeSink = Callable[[Visit, ServedModel, Clock], Sink]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and by which request."""
+
+    request_id: str
+    principal: Principal
+    exchange: Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A body understood: what is asked for, and in which form the answer goes out."""
+
+    request: ApiRequest
+    make_sink: MakeSink
+
+
+class Dialect(Protocol):
+    """How one endpoint is spoken: bodies in, answers and errors out."""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Which."""
+        ...
+
+    async def read(self, body: bytes, caller: Caller) -> Reading:
+        """Parse a body.
+
+        Raises:
+            HeadraceError: it is wrong; `param` names the field at fault.
+        """
+        ...
+
+    def error_body(self, error: HeadraceError, request_id: str) -> bytes:
+        """Return the JSON of an error."""
+        ...
+
+    def error_event(self, body: bytes) -> bytes:
+        """Return the events that end a stream which has begun, from the JSON of an error."""
+        ...
