@@ -352,6 +352,9 @@ class OutputConstraint(_message.Message):
     REGEX_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    LENIENT_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
     """JSON schema as JSON text."""
     regex: _builtins.str
@@ -359,6 +362,18 @@ class OutputConstraint(_message.Message):
     """Grammar in GBNF / Lark notation."""
     json_object: _builtins.bool
     """Any JSON object."""
+    lenient: _builtins.bool
+    """True: a schema keyword that cannot be enforced is passed over; false: it is refused."""
+    @_builtins.property
+    def choice(self) -> Global___TextChoice:
+        """Exactly one of these texts."""
+
+    @_builtins.property
+    def tool_calls(self) -> Global___ToolCallRules:
+        """Calls of functions that may stand in the answer; absent = none. Together with a kind, an answer
+        either holds calls alone or is a text of that kind.
+        """
+
     def __init__(
         self,
         *,
@@ -366,16 +381,105 @@ class OutputConstraint(_message.Message):
         regex: _builtins.str = ...,
         grammar: _builtins.str = ...,
         json_object: _builtins.bool = ...,
+        choice: Global___TextChoice | None = ...,
+        tool_calls: Global___ToolCallRules | None = ...,
+        lenient: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex", "tool_calls", b"tool_calls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "lenient", b"lenient", "regex", b"regex", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_schema", "regex", "grammar", "json_object"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_schema", "regex", "grammar", "json_object", "choice"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___OutputConstraint: _TypeAlias = OutputConstraint  # noqa: Y015
+
+@_typing.final
+class TextChoice(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextChoice: _TypeAlias = TextChoice  # noqa: Y015
+
+@_typing.final
+class ToolCallRules(_message.Message):
+    """A call is spelled begin {"name": "...", "arguments": {...}} end; nothing else may follow begin."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FUNCTIONS_FIELD_NUMBER: _builtins.int
+    REQUIRED_FIELD_NUMBER: _builtins.int
+    MAX_CALLS_FIELD_NUMBER: _builtins.int
+    BEGIN_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    required: _builtins.bool
+    """True: the answer must begin with a call."""
+    max_calls: _builtins.int
+    """Most calls in one answer; 0 is read as the engine's own bound."""
+    begin: _builtins.str
+    """Neither is empty."""
+    end: _builtins.str
+    @_builtins.property
+    def functions(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallableFunction]:
+        """At least one; names are unique."""
+
+    def __init__(
+        self,
+        *,
+        functions: _abc.Iterable[Global___CallableFunction] | None = ...,
+        required: _builtins.bool = ...,
+        max_calls: _builtins.int = ...,
+        begin: _builtins.str = ...,
+        end: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "functions", b"functions", "max_calls", b"max_calls", "required", b"required"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallRules: _TypeAlias = ToolCallRules  # noqa: Y015
+
+@_typing.final
+class CallableFunction(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_SCHEMA_FIELD_NUMBER: _builtins.int
+    LENIENT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    arguments_schema: _builtins.str
+    """JSON schema of the arguments as JSON text; empty = any object."""
+    lenient: _builtins.bool
+    """True: a keyword of the schema that cannot be enforced is passed over."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        arguments_schema: _builtins.str = ...,
+        lenient: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_schema", b"arguments_schema", "lenient", b"lenient", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallableFunction: _TypeAlias = CallableFunction  # noqa: Y015
 
 @_typing.final
 class GenerateEvent(_message.Message):
