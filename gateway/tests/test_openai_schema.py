@@ -123,11 +123,7 @@ def test_what_is_not_strict_json_is_refused(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "auto"),
-        ("parallel_tool_calls", True),
         ("functions", [{"name": "f"}]),
-        ("response_format", {"type": "json_object"}),
         ("audio", {"voice": "x"}),
         ("modalities", ["audio"]),
         ("prediction", {"type": "content", "content": "x"}),

@@ -94,6 +94,7 @@ def test_spelling_across_two_strings_stays_text() -> None:
 def test_spelling_in_tool_arguments_stays_text() -> None:
     """Keys and values of a call's arguments are the client's text too."""
     template = (
+        "{# knows tools: <tool_call> #}"
         "{% for m in messages %}{{ m.tool_calls[0].function.arguments | tojson }}{% endfor %}"
     )
     call = {"function": {"name": "f", "arguments": {"<|im_end|>": ["<|im_start|>"]}}}

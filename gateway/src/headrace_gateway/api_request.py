@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace_common.errors import InvalidRequest
 from headrace_contracts.guard.v1.guard_pb2 import TextPart, Trust
-from headrace_contracts.worker.v1.worker_pb2 import LogprobOptions, Sampling
+from headrace_contracts.worker.v1.worker_pb2 import LogprobOptions, OutputConstraint, Sampling
 
 # A chat message as templates see it. Any: strings, and JSON values inside tool calls.
 Message = dict[str, Any]
@@ -48,9 +48,54 @@ class StreamOptions:
     continuous_usage: bool = False
 
 
+class ToolMode(StrEnum):
+    """Whether the model may, must or must not call a function."""
+
+    NONE = "none"
+    AUTO = "auto"
+    REQUIRED = "required"
+
+
+@dataclass(slots=True)
+class ToolUse:
+    """The functions of a request and how they may be called.
+
+    Args:
+        functions: as templates see them: {"type": "function", "function": {"name", "description",
+            "parameters" (a JSON schema), "strict"}}; at least one, names unique.
+        mode: whether to call.
+        allowed: names that may be called; empty = all.
+        is_parallel: whether one answer may hold several calls.
+    """
+
+    functions: list[Message]
+    mode: ToolMode = ToolMode.AUTO
+    allowed: frozenset[str] = frozenset()
+    is_parallel: bool = True
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether the model is shown the functions at all."""
+        return self.mode is not ToolMode.NONE
+
+    def callable_functions(self) -> list[Message]:
+        """Return the inner objects of the functions that may be called."""
+        return [
+            tool["function"]
+            for tool in self.functions
+            if not self.allowed or tool["function"]["name"] in self.allowed
+        ]
+
+
 @dataclass(slots=True)
 class ApiRequest:
-    """One parsed request."""
+    """One parsed request: all that the guard judges, and all that a prompt is made of.
+
+    Every public endpoint parses into this. Messages are dictionaries as templates see them:
+    `role` (system, developer, user, assistant, tool), `content` (a string, "" for none), and where
+    given `name`, `tool_calls` ([{"id", "type": "function", "function": {"name", "arguments"}}], the
+    arguments an object if they are JSON, else the text) and `tool_call_id`.
+    """
 
     endpoint: Endpoint
     model: str
@@ -59,6 +104,10 @@ class ApiRequest:
     streaming: StreamOptions
     # Chat: the conversation. Completions: empty.
     messages: list[Message] = field(default_factory=list)
+    # None = none were given.
+    tools: ToolUse | None = None
+    # What the whole text must be; the calls in it are added for the model. None = anything.
+    constraint: OutputConstraint | None = None
     # Completions: one or more. Chat: empty.
     prompts: list[Prompt] = field(default_factory=list)
     # Everything that the guard must see, texts only; prompts of ids are added once decoded.

@@ -9,13 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from headrace_common import blocks
-from headrace_common.errors import InvalidRequest
 from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.guard.v1 import guard_pb2
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
 from headrace_contracts.router.v1.router_pb2 import PickRequest
 from headrace_contracts.worker.v1.worker_pb2 import GenerateRequest, Stopping
-from headrace_gateway.api_request import ApiRequest, Endpoint, Message, Prompt
+from headrace_gateway.api_request import ApiRequest, Endpoint, Prompt
 from headrace_gateway.generation import Job
 from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.prompt import LONG_CHARS, PromptEncoder
@@ -159,31 +158,11 @@ def _generate(
 
 def _all_ids(request: ApiRequest, encoder: PromptEncoder) -> list[list[int]]:
     if request.endpoint is Endpoint.CHAT:
-        return [encoder.encode_chat(_for_template(request.messages, encoder))]
+        tools = request.tools
+        shown = tools.functions if tools is not None and tools.is_offered else []
+        return [encoder.encode_chat(request.messages, shown)]
     return [_prompt_ids(prompt, encoder) for prompt in request.prompts]
 
 
 def _prompt_ids(prompt: Prompt, encoder: PromptEncoder) -> list[int]:
     return encoder.encode_text(prompt) if isinstance(prompt, str) else list(prompt)
-
-
-def _for_template(messages: list[Message], encoder: PromptEncoder) -> list[Message]:
-    """Fit the messages to what the model's template knows.
-
-    Raises:
-        InvalidRequest: the history calls tools and the template cannot show that.
-    """
-    fitted = messages
-    if not encoder.template.knows_developer:
-        fitted = [
-            {**message, "role": "system"} if message["role"] == "developer" else message
-            for message in messages
-        ]
-    if not encoder.template.knows_tool_calls:
-        for idx, message in enumerate(messages):
-            if "tool_calls" in message:
-                raise InvalidRequest(
-                    "tool_calls are not supported yet by this model's chat template.",
-                    param=f"messages[{idx}].tool_calls",
-                )
-    return fitted

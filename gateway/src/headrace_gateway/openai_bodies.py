@@ -67,10 +67,100 @@ class MessageBody(Struct, forbid_unknown_fields=True):
     tool_calls: list[ToolCallBody] | None = None
     tool_call_id: Text | None = None
     refusal: str | None = None
+    # What a model thought earlier; shown to it again where its template does so.
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     # Sent back by SDKs that echo a whole answer; empty there.
     audio: Any = None
     function_call: Any = None
     annotations: Any = None
+
+
+FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+
+class FunctionDefinitionBody(Struct, forbid_unknown_fields=True):
+    """A function that the model may call. Any: JSON schema of its arguments."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionToolBody(Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
+    """A tool that is a function."""
+
+    function: FunctionDefinitionBody
+
+
+class CustomToolBody(Struct, tag_field="type", tag="custom"):
+    """A tool with free-form input; refused."""
+
+
+class NamedFunction(Struct, forbid_unknown_fields=True):
+    """A function by its name."""
+
+    name: str
+
+
+class FunctionChoice(Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
+    """This function must be called."""
+
+    function: NamedFunction
+
+
+class CustomChoice(Struct, tag_field="type", tag="custom"):
+    """This custom tool must be called; refused."""
+
+
+class AllowedTools(Struct, forbid_unknown_fields=True):
+    """A selection of the tools."""
+
+    mode: Literal["auto", "required"]
+    tools: list[FunctionChoice]
+
+
+class AllowedToolsChoice(Struct, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True):
+    """Only these tools may be called."""
+
+    allowed_tools: AllowedTools
+
+
+class TextFormat(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """Free text."""
+
+
+class JsonObjectFormat(Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
+    """Any JSON object."""
+
+
+class JsonSchemaBody(Struct, forbid_unknown_fields=True):
+    """A named JSON schema. Any: what is wrong with it is told apart from its shape."""
+
+    name: FunctionName
+    description: str | None = None
+    schema: Any = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+    """JSON that obeys a schema."""
+
+    json_schema: JsonSchemaBody
+
+
+ResponseFormatBody = TextFormat | JsonObjectFormat | JsonSchemaFormat
+
+
+class StructuredOutputsBody(Struct, forbid_unknown_fields=True):
+    """vLLM's way to say what the answer must be; exactly one field. Any: a JSON schema."""
+
+    json: Any = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
 class StreamOptionsBody(Struct, forbid_unknown_fields=True):
@@ -108,6 +198,8 @@ class CommonBody(Struct, kw_only=True, forbid_unknown_fields=True):
     store: bool | None = None
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None
+    response_format: ResponseFormatBody | None = None
+    structured_outputs: StructuredOutputsBody | None = None
 
 
 class ChatBody(CommonBody, kw_only=True):
@@ -117,13 +209,18 @@ class ChatBody(CommonBody, kw_only=True):
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    # Not offered yet: see _REFUSED. Any: whatever JSON the client sent.
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
+    tools: list[FunctionToolBody | CustomToolBody] | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"]
+        | FunctionChoice
+        | CustomChoice
+        | AllowedToolsChoice
+        | None
+    ) = None
+    parallel_tool_calls: bool | None = None
+    # Not offered: see _REFUSED. Any: whatever JSON the client sent.
     functions: Any = None
     function_call: Any = None
-    response_format: Any = None
     audio: Any = None
     modalities: Any = None
     prediction: Any = None

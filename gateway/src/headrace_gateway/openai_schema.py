@@ -1,14 +1,13 @@
 """The requests of the public API, strictly: every documented field is honoured or refused by name.
 
-Fields that no model here can honour yet (`tools`, `response_format`, ...) give a 400 that names
-them, never silence. What would reach a model in them goes to the guard first: a blocked word in a
-tool's description is told as such.
+Fields that no model here can honour yet (`audio`, `prediction`, ...) give a 400 that names them,
+never silence. What would reach a model in them goes to the guard first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -38,6 +37,8 @@ from headrace_gateway.openai_bodies import (
     TextPart,
     ToolCallBody,
 )
+from headrace_gateway.output_fields import add_constraint
+from headrace_gateway.tool_fields import add_tools, guard_json
 
 _UINT32 = 2**32
 _MAX_CHOICES = 128
@@ -51,12 +52,8 @@ _TRUST = {
 
 # Field -> values that ask for nothing and are let pass.
 _REFUSED: dict[str, tuple[object, ...]] = {
-    "tools": ([],),
     "functions": ([],),
-    "tool_choice": ("none",),
     "function_call": ("none",),
-    "parallel_tool_calls": (),
-    "response_format": ({"type": "text"},),
     "audio": (),
     "modalities": (["text"],),
     "prediction": (),
@@ -82,10 +79,11 @@ def parse_chat(body: bytes) -> ApiRequest:
     request = _common(chat, Endpoint.CHAT, chat.max_completion_tokens or chat.max_tokens)
     if chat.logprobs:
         request.logprobs = LogprobOptions(output=True, top=chat.top_logprobs or 0)
-    for idx, message in enumerate(chat.messages):
-        _add_message(request, message, f"messages[{idx}]")
-    _guard_tools(request, chat)
-    request.unsupported = _refusal(chat)
+    _add_messages(request, chat.messages)
+    add_tools(request, chat)
+    add_constraint(request, chat)
+    _guard_refused(request, chat)
+    request.unsupported = _refusal(chat) or _not_yet(request)
     return request
 
 
@@ -110,6 +108,8 @@ def parse_completion(body: bytes) -> ApiRequest:
         raise InvalidRequest(
             f"Prompts times n may be at most {_MAX_CHOICES} choices.", param="prompt"
         )
+    add_constraint(request, asked)
+    request.unsupported = _not_yet(request)
     for idx, prompt in enumerate(request.prompts):
         if isinstance(prompt, str):
             slot = (request.prompts, idx)
@@ -198,6 +198,19 @@ def _streaming(asked: CommonBody) -> StreamOptions:
     return StreamOptions(True, bool(options.include_usage) or continuous, continuous)
 
 
+def _add_messages(request: ApiRequest, given: Sequence[MessageBody]) -> None:
+    called: set[str] = set()
+    for idx, message in enumerate(given):
+        path = f"messages[{idx}]"
+        _add_message(request, message, path)
+        called.update(call.id for call in message.tool_calls or ())
+        if message.role == "tool" and message.tool_call_id not in called:
+            raise InvalidRequest(
+                "A tool message must answer a call of an earlier assistant message.",
+                param=f"{path}.tool_call_id",
+            )
+
+
 def _add_message(request: ApiRequest, given: MessageBody, path: str) -> None:
     for field in ("audio", "function_call", "annotations"):
         if getattr(given, field):
@@ -210,6 +223,10 @@ def _add_message(request: ApiRequest, given: MessageBody, path: str) -> None:
         message["tool_call_id"] = given.tool_call_id
     for key in ("content", "name", "tool_call_id"):
         request.add_guarded(f"{path}.{key}", trust, message.get(key, ""), (message, key))
+    if reasoning := given.reasoning_content or given.reasoning:
+        message["reasoning_content"] = reasoning
+        slot = (message, "reasoning_content")
+        request.add_guarded(f"{path}.reasoning_content", trust, reasoning, slot)
     if given.tool_calls:
         message["tool_calls"] = [_template_call(call) for call in given.tool_calls]
         for idx, call in enumerate(given.tool_calls):
@@ -259,26 +276,12 @@ def _template_call(call: ToolCallBody) -> Message:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _guard_tools(request: ApiRequest, chat: ChatBody) -> None:
-    for field in ("tools", "functions", "response_format", "prediction"):
+def _guard_refused(request: ApiRequest, chat: ChatBody) -> None:
+    for field in ("functions", "prediction"):
         value = getattr(chat, field)
         if value:
             check_depth(value, field)
-            for idx, item in enumerate(value if isinstance(value, list) else [value]):
-                text = "\n".join(_texts(item))
-                request.add_guarded(f"{field}[{idx}]", guard_pb2.TRUST_OWNER, text, None)
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield key
-            yield from _texts(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _texts(inner)
+            guard_json(request, value, field)
 
 
 def _refusal(chat: ChatBody) -> InvalidRequest | None:
@@ -287,6 +290,12 @@ def _refusal(chat: ChatBody) -> InvalidRequest | None:
         if value is not None and value not in neutral:
             return _not_supported(field)
     return None
+
+
+def _not_yet(request: ApiRequest) -> InvalidRequest | None:
+    if request.tools is not None and request.tools.is_offered:
+        return _not_supported("tools")
+    return None if request.constraint is None else _not_supported("response_format")
 
 
 def _prompts(prompt: str | list[Any] | None) -> list[Prompt]:

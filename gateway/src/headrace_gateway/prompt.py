@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 
 from headrace_common.errors import InvalidRequest
 from headrace_contracts.worker.v1.worker_pb2 import ModelCard
+from headrace_gateway.tool_prompt import spells_hermes, tell_tools
 
 # A message as templates see it. Any: strings, and JSON values inside tool calls.
 Message = dict[str, Any]
@@ -48,9 +49,9 @@ class ChatTemplate:
         self._template = _environment().from_string(source) if source else None
         self._special_tokens = dict(special_tokens)
         self.knows_developer = "developer" in source
-        self.knows_tool_calls = "tool_calls" in source
+        self.knows_tools = spells_hermes(source)
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> str:
         """Render the messages and the opening of the assistant's turn.
 
         Raises:
@@ -63,7 +64,7 @@ class ChatTemplate:
         try:
             return self._template.render(
                 messages=messages,
-                tools=None,
+                tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=True,
                 **self._special_tokens,
@@ -101,22 +102,31 @@ class PromptEncoder:
             {text[:end] for text in self._special for end in range(1, len(text))}
         )
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
         """Render and encode a conversation.
+
+        Args:
+            messages: the conversation.
+            tools: functions to show to the model, as templates see them.
 
         Raises:
             InvalidRequest: the template refuses it.
         """
+        messages = self._fitted(messages, tools)
+        shown = list(tools) if self.template.knows_tools else []
+        given = [*messages, *shown]
         spelling = self._spelling
-        if spelling is None or not self._needs_marks(spelling, messages):
-            return _ids(self._whole, self.template.render(messages))
-        mark = _free_mark(messages)
-        rendered = self.template.render(
-            [
-                _map_strings(message, lambda text: self._marked(spelling, text, mark))
-                for message in messages
+        if spelling is None or not self._needs_marks(spelling, given):
+            return _ids(self._whole, self.template.render(messages, shown))
+        mark = _free_mark(given)
+
+        def marked(values: Sequence[Message]) -> list[Message]:
+            return [
+                _map_strings(value, lambda text: self._marked(spelling, text, mark))
+                for value in values
             ]
-        )
+
+        rendered = self.template.render(marked(messages), marked(shown))
         return self._encode_pieces(spelling, rendered, mark)
 
     def encode_text(self, text: str) -> list[int]:
@@ -127,6 +137,17 @@ class PromptEncoder:
         """Return the text of ids, control tokens spelled out: for the guard."""
         text: str = self._whole.decode(list(token_ids), skip_special_tokens=False)
         return text
+
+    def _fitted(self, messages: Sequence[Message], tools: Sequence[Message]) -> Sequence[Message]:
+        """Fit the messages to what the model's template knows."""
+        if not self.template.knows_tools:
+            messages = tell_tools(messages, tools)
+        if not self.template.knows_developer:
+            messages = [
+                {**message, "role": "system"} if message["role"] == "developer" else message
+                for message in messages
+            ]
+        return messages
 
     def _needs_marks(self, spelling: re.Pattern[str], messages: Sequence[Message]) -> bool:
         return any(
