@@ -761,3 +761,130 @@ class VerifyResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VerifyResponse: _TypeAlias = VerifyResponse  # noqa: Y015
+
+@_typing.final
+class SpendQuery(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    SCOPE_ID_FIELD_NUMBER: _builtins.int
+    FROM_UNIX_US_FIELD_NUMBER: _builtins.int
+    TO_UNIX_US_FIELD_NUMBER: _builtins.int
+    level: _ratelimit_pb2.Level.ValueType
+    scope_id: _builtins.str
+    """As in ratelimit.v1.Scope, of the tenant asked about."""
+    from_unix_us: _builtins.int
+    """Requests that came in at or after this. Unix microseconds; 0 = from the start."""
+    to_unix_us: _builtins.int
+    """And before this. 0 = until now."""
+    def __init__(
+        self,
+        *,
+        level: _ratelimit_pb2.Level.ValueType = ...,
+        scope_id: _builtins.str = ...,
+        from_unix_us: _builtins.int = ...,
+        to_unix_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_unix_us", b"from_unix_us", "level", b"level", "scope_id", b"scope_id", "to_unix_us", b"to_unix_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpendQuery: _TypeAlias = SpendQuery  # noqa: Y015
+
+@_typing.final
+class GetSpendRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    QUERIES_FIELD_NUMBER: _builtins.int
+    tenant_id: _builtins.str
+    @_builtins.property
+    def queries(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpendQuery]:
+        """At most 64."""
+
+    def __init__(
+        self,
+        *,
+        tenant_id: _builtins.str = ...,
+        queries: _abc.Iterable[Global___SpendQuery] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queries", b"queries", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSpendRequest: _TypeAlias = GetSpendRequest  # noqa: Y015
+
+@_typing.final
+class GetSpendResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPENDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def spends(self) -> _containers.RepeatedCompositeFieldContainer[Global___Spend]:
+        """In the order of the queries."""
+
+    def __init__(
+        self,
+        *,
+        spends: _abc.Iterable[Global___Spend] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["spends", b"spends"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSpendResponse: _TypeAlias = GetSpendResponse  # noqa: Y015
+
+@_typing.final
+class Spend(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPENT_NANO_USD_FIELD_NUMBER: _builtins.int
+    HOLDS_FIELD_NUMBER: _builtins.int
+    spent_nano_usd: _builtins.int
+    """Booked for requests that are closed."""
+    @_builtins.property
+    def holds(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenHold]:
+        """Requests that are open; at most 10,000."""
+
+    def __init__(
+        self,
+        *,
+        spent_nano_usd: _builtins.int = ...,
+        holds: _abc.Iterable[Global___OpenHold] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holds", b"holds", "spent_nano_usd", b"spent_nano_usd"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Spend: _TypeAlias = Spend  # noqa: Y015
+
+@_typing.final
+class OpenHold(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    HOLD_NANO_USD_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    hold_nano_usd: _builtins.int
+    """What admission reserved. Nano-USD."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        hold_nano_usd: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold_nano_usd", b"hold_nano_usd", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenHold: _TypeAlias = OpenHold  # noqa: Y015

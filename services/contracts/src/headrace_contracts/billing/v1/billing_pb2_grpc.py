@@ -543,6 +543,11 @@ class LedgerStub:
                 request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.FindMissingRequest.SerializeToString,
                 response_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.FindMissingResponse.FromString,
                 _registered_method=True)
+        self.GetSpend = channel.unary_unary(
+                '/headrace.billing.v1.Ledger/GetSpend',
+                request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.GetSpendRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.GetSpendResponse.FromString,
+                _registered_method=True)
         self.Verify = channel.unary_unary(
                 '/headrace.billing.v1.Ledger/Verify',
                 request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.VerifyRequest.SerializeToString,
@@ -568,6 +573,13 @@ class LedgerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetSpend(self, request, context):
+        """What budgets have seen: admission rebuilds its counters from this when its store is empty.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Verify(self, request, context):
         """Recounts everything from the events and compares.
         """
@@ -587,6 +599,11 @@ def add_LedgerServicer_to_server(servicer, server):
                     servicer.FindMissing,
                     request_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.FindMissingRequest.FromString,
                     response_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.FindMissingResponse.SerializeToString,
+            ),
+            'GetSpend': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSpend,
+                    request_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.GetSpendRequest.FromString,
+                    response_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.GetSpendResponse.SerializeToString,
             ),
             'Verify': grpc.unary_unary_rpc_method_handler(
                     servicer.Verify,
@@ -649,6 +666,33 @@ class Ledger:
             '/headrace.billing.v1.Ledger/FindMissing',
             headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.FindMissingRequest.SerializeToString,
             headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.FindMissingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSpend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.billing.v1.Ledger/GetSpend',
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.GetSpendRequest.SerializeToString,
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.GetSpendResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -180,6 +180,8 @@ class LedgerStub:
     """Usage per request, newest last."""
     FindMissing: _grpc.UnaryUnaryMultiCallable[_billing_pb2.FindMissingRequest, _billing_pb2.FindMissingResponse]
     """Which of these events are not booked yet: an outbox forgets only what is."""
+    GetSpend: _grpc.UnaryUnaryMultiCallable[_billing_pb2.GetSpendRequest, _billing_pb2.GetSpendResponse]
+    """What budgets have seen: admission rebuilds its counters from this when its store is empty."""
     Verify: _grpc.UnaryUnaryMultiCallable[_billing_pb2.VerifyRequest, _billing_pb2.VerifyResponse]
     """Recounts everything from the events and compares."""
 
@@ -192,6 +194,8 @@ class LedgerAsyncStub(LedgerStub):
     """Usage per request, newest last."""
     FindMissing: _aio.UnaryUnaryMultiCallable[_billing_pb2.FindMissingRequest, _billing_pb2.FindMissingResponse]  # type: ignore[assignment]
     """Which of these events are not booked yet: an outbox forgets only what is."""
+    GetSpend: _aio.UnaryUnaryMultiCallable[_billing_pb2.GetSpendRequest, _billing_pb2.GetSpendResponse]  # type: ignore[assignment]
+    """What budgets have seen: admission rebuilds its counters from this when its store is empty."""
     Verify: _aio.UnaryUnaryMultiCallable[_billing_pb2.VerifyRequest, _billing_pb2.VerifyResponse]  # type: ignore[assignment]
     """Recounts everything from the events and compares."""
 
@@ -213,6 +217,14 @@ class LedgerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_billing_pb2.FindMissingResponse, _abc.Awaitable[_billing_pb2.FindMissingResponse]]:
         """Which of these events are not booked yet: an outbox forgets only what is."""
+
+    @_abc_1.abstractmethod
+    def GetSpend(
+        self,
+        request: _billing_pb2.GetSpendRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.GetSpendResponse, _abc.Awaitable[_billing_pb2.GetSpendResponse]]:
+        """What budgets have seen: admission rebuilds its counters from this when its store is empty."""
 
     @_abc_1.abstractmethod
     def Verify(

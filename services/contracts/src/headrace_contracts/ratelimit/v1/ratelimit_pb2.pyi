@@ -167,10 +167,15 @@ class Amounts(_message.Message):
     INPUT_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     COST_NANO_USD_FIELD_NUMBER: _builtins.int
+    CACHED_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
     requests: _builtins.int
     input_tokens: _builtins.int
     output_tokens: _builtins.int
     cost_nano_usd: _builtins.int
+    cached_input_tokens: _builtins.int
+    """Of input_tokens, those that the plan does not count against input_tokens_per_minute because
+    they came from the cache. tokens_per_minute counts all the same.
+    """
     def __init__(
         self,
         *,
@@ -178,10 +183,11 @@ class Amounts(_message.Message):
         input_tokens: _builtins.int = ...,
         output_tokens: _builtins.int = ...,
         cost_nano_usd: _builtins.int = ...,
+        cached_input_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost_nano_usd", b"cost_nano_usd", "input_tokens", b"input_tokens", "output_tokens", b"output_tokens", "requests", b"requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_input_tokens", b"cached_input_tokens", "cost_nano_usd", b"cost_nano_usd", "input_tokens", b"input_tokens", "output_tokens", b"output_tokens", "requests", b"requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -197,6 +203,8 @@ class AdmitRequest(_message.Message):
     RESERVE_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
     PREPAID_FIELD_NUMBER: _builtins.int
+    RESTORE_FIELD_NUMBER: _builtins.int
+    PEEK_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     """Chosen by the caller, unique per request; names the lease and the money hold."""
     tenant_id: _builtins.str
@@ -205,6 +213,12 @@ class AdmitRequest(_message.Message):
     """Life of the lease without renewal. Milliseconds."""
     prepaid: _builtins.bool
     """Without Redis: true = refuse money, false = a bounded allowance."""
+    restore: _builtins.bool
+    """The request runs already and the store has lost its lease: slots and hold are taken again,
+    unchecked, and no rate is charged.
+    """
+    peek: _builtins.bool
+    """Only say how things stand: nothing is charged and no lease is taken; lease_id is not used."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Scope]: ...
     @_builtins.property
@@ -220,10 +234,12 @@ class AdmitRequest(_message.Message):
         reserve: Global___Amounts | None = ...,
         lease_ms: _builtins.int = ...,
         prepaid: _builtins.bool = ...,
+        restore: _builtins.bool = ...,
+        peek: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["reserve", b"reserve"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "lease_ms", b"lease_ms", "prepaid", b"prepaid", "reserve", b"reserve", "scopes", b"scopes", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "lease_ms", b"lease_ms", "peek", b"peek", "prepaid", b"prepaid", "reserve", b"reserve", "restore", b"restore", "scopes", b"scopes", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -418,3 +434,118 @@ class RenewResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RenewResponse: _TypeAlias = RenewResponse  # noqa: Y015
+
+@_typing.final
+class CallBatch(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___LimitCall]: ...
+    def __init__(
+        self,
+        *,
+        calls: _abc.Iterable[Global___LimitCall] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallBatch: _TypeAlias = CallBatch  # noqa: Y015
+
+@_typing.final
+class LimitCall(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    ADMIT_FIELD_NUMBER: _builtins.int
+    SETTLE_FIELD_NUMBER: _builtins.int
+    RENEW_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.int
+    """Chosen by the caller, unique among the calls of the stream that have no answer yet."""
+    traceparent: _builtins.str
+    """W3C trace context; empty = the call is not traced."""
+    @_builtins.property
+    def admit(self) -> Global___AdmitRequest: ...
+    @_builtins.property
+    def settle(self) -> Global___SettleRequest: ...
+    @_builtins.property
+    def renew(self) -> Global___RenewRequest: ...
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
+        admit: Global___AdmitRequest | None = ...,
+        settle: Global___SettleRequest | None = ...,
+        renew: Global___RenewRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "call", b"call", "renew", b"renew", "settle", b"settle"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "call", b"call", "call_id", b"call_id", "renew", b"renew", "settle", b"settle", "traceparent", b"traceparent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["admit", "settle", "renew"]  # noqa: Y015
+    _WhichOneofArgType_call: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_call) -> _WhichOneofReturnType_call | None: ...
+
+Global___LimitCall: _TypeAlias = LimitCall  # noqa: Y015
+
+@_typing.final
+class AnswerBatch(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LimitAnswer]: ...
+    def __init__(
+        self,
+        *,
+        answers: _abc.Iterable[Global___LimitAnswer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnswerBatch: _TypeAlias = AnswerBatch  # noqa: Y015
+
+@_typing.final
+class LimitAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    ADMIT_FIELD_NUMBER: _builtins.int
+    SETTLE_FIELD_NUMBER: _builtins.int
+    RENEW_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.int
+    status: _builtins.bytes
+    """Serialized google.rpc.Status; empty = OK, and one of the answers is set."""
+    @_builtins.property
+    def admit(self) -> Global___AdmitResponse: ...
+    @_builtins.property
+    def settle(self) -> Global___SettleResponse: ...
+    @_builtins.property
+    def renew(self) -> Global___RenewResponse: ...
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.int = ...,
+        status: _builtins.bytes = ...,
+        admit: Global___AdmitResponse | None = ...,
+        settle: Global___SettleResponse | None = ...,
+        renew: Global___RenewResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "answer", b"answer", "renew", b"renew", "settle", b"settle"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "answer", b"answer", "call_id", b"call_id", "renew", b"renew", "settle", b"settle", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["admit", "settle", "renew"]  # noqa: Y015
+    _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
+
+Global___LimitAnswer: _TypeAlias = LimitAnswer  # noqa: Y015

@@ -49,6 +49,11 @@ class RateLimitStub:
                 request_serializer=headrace__contracts_dot_ratelimit_dot_v1_dot_ratelimit__pb2.RenewRequest.SerializeToString,
                 response_deserializer=headrace__contracts_dot_ratelimit_dot_v1_dot_ratelimit__pb2.RenewResponse.FromString,
                 _registered_method=True)
+        self.Exchange = channel.stream_stream(
+                '/headrace.ratelimit.v1.RateLimit/Exchange',
+                request_serializer=headrace__contracts_dot_ratelimit_dot_v1_dot_ratelimit__pb2.CallBatch.SerializeToString,
+                response_deserializer=headrace__contracts_dot_ratelimit_dot_v1_dot_ratelimit__pb2.AnswerBatch.FromString,
+                _registered_method=True)
 
 
 class RateLimitServicer:
@@ -76,6 +81,14 @@ class RateLimitServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Exchange(self, request_iterator, context):
+        """The three above, many at once on one stream. What is ready goes into one message, there is no
+        timer; answers come in any order. Ending the stream takes back no call that was sent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RateLimitServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -93,6 +106,11 @@ def add_RateLimitServicer_to_server(servicer, server):
                     servicer.Renew,
                     request_deserializer=headrace__contracts_dot_ratelimit_dot_v1_dot_ratelimit__pb2.RenewRequest.FromString,
                     response_serializer=headrace__contracts_dot_ratelimit_dot_v1_dot_ratelimit__pb2.RenewResponse.SerializeToString,
+            ),
+            'Exchange': grpc.stream_stream_rpc_method_handler(
+                    servicer.Exchange,
+                    request_deserializer=headrace__contracts_dot_ratelimit_dot_v1_dot_ratelimit__pb2.CallBatch.FromString,
+                    response_serializer=headrace__contracts_dot_ratelimit_dot_v1_dot_ratelimit__pb2.AnswerBatch.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,6 +194,33 @@ class RateLimit:
             '/headrace.ratelimit.v1.RateLimit/Renew',
             headrace__contracts_dot_ratelimit_dot_v1_dot_ratelimit__pb2.RenewRequest.SerializeToString,
             headrace__contracts_dot_ratelimit_dot_v1_dot_ratelimit__pb2.RenewResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Exchange(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/headrace.ratelimit.v1.RateLimit/Exchange',
+            headrace__contracts_dot_ratelimit_dot_v1_dot_ratelimit__pb2.CallBatch.SerializeToString,
+            headrace__contracts_dot_ratelimit_dot_v1_dot_ratelimit__pb2.AnswerBatch.FromString,
             options,
             channel_credentials,
             insecure,

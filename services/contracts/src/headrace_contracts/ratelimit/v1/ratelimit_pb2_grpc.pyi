@@ -39,6 +39,10 @@ class RateLimitStub:
     """Replaces the reservation by what was used and gives the lease back. Idempotent by lease id."""
     Renew: _grpc.UnaryUnaryMultiCallable[_ratelimit_pb2.RenewRequest, _ratelimit_pb2.RenewResponse]
     """Keeps leases alive. Called every third of their life."""
+    Exchange: _grpc.StreamStreamMultiCallable[_ratelimit_pb2.CallBatch, _ratelimit_pb2.AnswerBatch]
+    """The three above, many at once on one stream. What is ready goes into one message, there is no
+    timer; answers come in any order. Ending the stream takes back no call that was sent.
+    """
 
 @_typing.type_check_only
 class RateLimitAsyncStub(RateLimitStub):
@@ -51,6 +55,10 @@ class RateLimitAsyncStub(RateLimitStub):
     """Replaces the reservation by what was used and gives the lease back. Idempotent by lease id."""
     Renew: _aio.UnaryUnaryMultiCallable[_ratelimit_pb2.RenewRequest, _ratelimit_pb2.RenewResponse]  # type: ignore[assignment]
     """Keeps leases alive. Called every third of their life."""
+    Exchange: _aio.StreamStreamMultiCallable[_ratelimit_pb2.CallBatch, _ratelimit_pb2.AnswerBatch]  # type: ignore[assignment]
+    """The three above, many at once on one stream. What is ready goes into one message, there is no
+    timer; answers come in any order. Ending the stream takes back no call that was sent.
+    """
 
 class RateLimitServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -78,5 +86,15 @@ class RateLimitServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ratelimit_pb2.RenewResponse, _abc.Awaitable[_ratelimit_pb2.RenewResponse]]:
         """Keeps leases alive. Called every third of their life."""
+
+    @_abc_1.abstractmethod
+    def Exchange(
+        self,
+        request_iterator: _MaybeAsyncIterator[_ratelimit_pb2.CallBatch],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_ratelimit_pb2.AnswerBatch], _abc.AsyncIterator[_ratelimit_pb2.AnswerBatch]]:
+        """The three above, many at once on one stream. What is ready goes into one message, there is no
+        timer; answers come in any order. Ending the stream takes back no call that was sent.
+        """
 
 def add_RateLimitServicer_to_server(servicer: RateLimitServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
