@@ -22,10 +22,17 @@ from headrace_common.errors import (
     NotFound,
     UnknownKey,
 )
+from headrace_common.ids import first_request_id
 from headrace_common.rpc import method_ref
 from headrace_common.session import SessionClient
 from headrace_contracts.billing.v1 import billing_pb2 as pb
-from headrace_contracts.ratelimit.v1.ratelimit_pb2 import LEVEL_KEY, Limits
+from headrace_contracts.ratelimit.v1.ratelimit_pb2 import (
+    LEVEL_KEY,
+    LEVEL_MODEL,
+    LEVEL_PROJECT,
+    LEVEL_TENANT,
+    Limits,
+)
 from headrace_contracts.types.v1.types_pb2 import PRIORITY_HIGH, PRIORITY_STANDARD
 from headrace_contracts.usage.v1.usage_pb2 import PRICE_TIER_STANDARD, UsageEvent
 from headrace_testing.clock import FakeClock
@@ -46,6 +53,7 @@ UPDATE = method_ref(ADMIN, "UpdateKey", pb.UpdateKeyRequest, pb.Key)
 SET_PRICE = method_ref(ADMIN, "SetPrice", pb.SetPriceRequest, pb.PriceTable)
 LIST_USAGE = method_ref(LEDGER, "ListUsage", pb.ListUsageRequest, pb.ListUsageResponse)
 FIND_MISSING = method_ref(LEDGER, "FindMissing", pb.FindMissingRequest, pb.FindMissingResponse)
+GET_SPEND = method_ref(LEDGER, "GetSpend", pb.GetSpendRequest, pb.GetSpendResponse)
 VERIFY = method_ref(LEDGER, "Verify", pb.VerifyRequest, pb.VerifyResponse)
 
 
@@ -370,6 +378,50 @@ async def test_only_what_is_not_booked_is_missing(billing: Billing) -> None:
     ]
     nothing = await billing.client.unary(FIND_MISSING, pb.FindMissingRequest(), timeout_s=5)
     assert list(nothing.missing) == []
+
+
+async def test_spend_is_told_by_scope_and_window(billing: Billing) -> None:
+    """Closed requests are spent, open ones held; a request belongs to when it came in."""
+    start_us = 1_800_000_000_000_000
+    early, late = first_request_id(start_us), first_request_id(start_us + 60_000_000)
+    await billing.book(closed(early))
+    await billing.book(opened(late))
+    await billing.book(closed(first_request_id(start_us + 1_000), key_id="key_2"))
+    await billing.book(closed(first_request_id(start_us + 2_000), "other", "key_9"))
+
+    async def spend(level: int, scope_id: str, from_us: int = 0, to_us: int = 0) -> pb.Spend:
+        query = pb.SpendQuery(
+            level=level, scope_id=scope_id, from_unix_us=from_us, to_unix_us=to_us
+        )
+        request = pb.GetSpendRequest(tenant_id="acme", queries=[query])
+        (found,) = (await billing.client.unary(GET_SPEND, request, timeout_s=5)).spends
+        return found
+
+    held = [pb.OpenHold(request_id=late, hold_nano_usd=10_000)]
+    amount = AMOUNT_NANO_USD
+    assert await spend(LEVEL_KEY, "key_1") == pb.Spend(spent_nano_usd=amount, holds=held)
+    for level, scope_id in (
+        (LEVEL_TENANT, "acme"),
+        (LEVEL_PROJECT, "default"),
+        (LEVEL_MODEL, f"acme/{MODEL}"),
+    ):
+        assert await spend(level, scope_id) == pb.Spend(spent_nano_usd=2 * amount, holds=held)
+    before = await spend(LEVEL_TENANT, "acme", 0, start_us + 1_000)
+    assert before == pb.Spend(spent_nano_usd=amount)
+    after = await spend(LEVEL_TENANT, "acme", start_us + 1_000)
+    assert after == pb.Spend(spent_nano_usd=amount, holds=held)
+    assert await spend(LEVEL_KEY, "key_3") == pb.Spend()
+
+
+async def test_a_spend_question_without_a_level_is_refused(billing: Billing) -> None:
+    """Nobody is told zero for a question that makes no sense."""
+    for request in (
+        pb.GetSpendRequest(queries=[pb.SpendQuery(level=LEVEL_KEY)]),
+        pb.GetSpendRequest(tenant_id="acme", queries=[pb.SpendQuery(scope_id="key_1")]),
+        pb.GetSpendRequest(tenant_id="acme", queries=[pb.SpendQuery(level=LEVEL_KEY)] * 65),
+    ):
+        with pytest.raises(InvalidRequest):
+            await billing.client.unary(GET_SPEND, request, timeout_s=5)
 
 
 async def test_the_books_verify(billing: Billing) -> None:

@@ -36,12 +36,20 @@ from headrace_billing.key_rules import (
 )
 from headrace_billing.ledger import CLOSED, Booking, Recount, book
 from headrace_billing.prices import PriceBook, PriceRow, table_to_proto
+from headrace_billing.spend_store import check as check_spend_request
 from headrace_common.clock import Clock, SystemClock
 from headrace_common.errors import HeadraceError, InvalidRequest, NotFound, UnknownKey
+from headrace_common.ids import first_request_id
 from headrace_common.rpc import Call
 from headrace_common.rpc_server import RpcServer
 from headrace_contracts.billing.v1 import billing_pb2 as pb
-from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Limits
+from headrace_contracts.ratelimit.v1.ratelimit_pb2 import (
+    LEVEL_KEY,
+    LEVEL_MODEL,
+    LEVEL_PROJECT,
+    LEVEL_TENANT,
+    Limits,
+)
 from headrace_contracts.usage.v1.usage_pb2 import PRICE_TIER_STANDARD, UsageEvent
 
 _CHANGEABLE = (
@@ -245,6 +253,33 @@ class FakeBilling:
             raise InvalidRequest("At most 10,000 events may be asked for.", param="events")
         missing = [it for it in request.events if (it.request_id, it.kind) not in self._bookings]
         return pb.FindMissingResponse(missing=missing)
+
+    async def GetSpend(self, request: pb.GetSpendRequest, _call: Call) -> pb.GetSpendResponse:  # noqa: N802 - contract name
+        """What budgets have seen."""
+        self._fail()
+        check_spend_request(request)
+        spends = [self._spend(request.tenant_id, query) for query in request.queries]
+        return pb.GetSpendResponse(spends=spends)
+
+    def _spend(self, tenant_id: str, query: pb.SpendQuery) -> pb.Spend:
+        spend = pb.Spend()
+        for (request_id, kind), booking in sorted(self._bookings.items(), reverse=True):
+            event = booking.event
+            is_of_scope = event.tenant_id == tenant_id and query.scope_id == {
+                LEVEL_KEY: event.key_id,
+                LEVEL_PROJECT: event.project_id,
+                LEVEL_TENANT: tenant_id,
+                LEVEL_MODEL: f"{tenant_id}/{event.model}",
+            }.get(query.level, "")
+            is_in_window = request_id >= first_request_id(query.from_unix_us) and (
+                not query.to_unix_us or request_id < first_request_id(query.to_unix_us)
+            )
+            if not (is_of_scope and is_in_window):
+                continue
+            spend.spent_nano_usd += booking.amount_nano_usd
+            if kind != CLOSED and (request_id, CLOSED) not in self._bookings:
+                spend.holds.add(request_id=request_id, hold_nano_usd=event.hold_nano_usd)
+        return spend
 
     async def Verify(self, _request: pb.VerifyRequest, _call: Call) -> pb.VerifyResponse:  # noqa: N802 - contract name
         """Recount; the fake keeps no second copy that could differ."""

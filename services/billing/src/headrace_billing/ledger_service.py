@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace_billing import usage_store, verify
+from headrace_billing import spend_store, usage_store, verify
 from headrace_billing.store import Database
 from headrace_common.errors import InvalidRequest
 from headrace_common.rpc import Call
@@ -35,6 +35,12 @@ class LedgerService:
             lambda it: usage_store.find_missing(it, list(request.events))
         )
         return pb.FindMissingResponse(missing=missing)
+
+    async def GetSpend(self, request: pb.GetSpendRequest, _call: Call) -> pb.GetSpendResponse:  # noqa: N802 - contract name
+        """What budgets have seen; admission rebuilds its counters from it."""
+        spend_store.check(request)
+        spends = await self._database.read(lambda it: spend_store.get_spends(it, request))
+        return pb.GetSpendResponse(spends=spends)
 
     async def Verify(self, _request: pb.VerifyRequest, _call: Call) -> pb.VerifyResponse:  # noqa: N802 - contract name
         """Recount everything from the events and compare."""

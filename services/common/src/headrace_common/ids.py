@@ -23,13 +23,22 @@ _SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}\Z")
 
 def ulid(clock: Clock) -> str:
     """Return a fresh 26-character ULID."""
-    value = (int(clock.unix_s() * 1000) << 80) | secrets.randbits(80)
+    return _ulid(int(clock.unix_s() * 1000), secrets.randbits(80))
+
+
+def _ulid(unix_ms: int, low_bits: int) -> str:
+    value = (unix_ms << 80) | low_bits
     return "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
 
 
 def new_request_id(clock: Clock) -> RequestId:
     """Return a fresh request id, `req_` and a ULID."""
     return RequestId("req_" + ulid(clock))
+
+
+def first_request_id(unix_us: int) -> RequestId:
+    """Return the smallest id of requests that came in at or after *unix_us* (to a millisecond)."""
+    return RequestId("req_" + _ulid(-(-unix_us // 1000), 0))
 
 
 def new_incarnation(clock: Clock) -> int:
