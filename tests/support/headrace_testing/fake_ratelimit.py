@@ -14,11 +14,14 @@ pipelines or breakers. The same conformance suite runs against it and against th
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 from headrace_common.clock import Clock, SystemClock, unix_us
 from headrace_common.errors import HeadraceError
 from headrace_common.rpc import Call
 from headrace_common.rpc_server import RpcServer
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
+from headrace_ratelimit.exchange import exchange
 from headrace_ratelimit.limiter import MemoryLimiter
 from headrace_ratelimit.plans import (
     amounts_of,
@@ -82,6 +85,12 @@ class FakeRateLimit:
             list(request.lease_ids), request.lease_ms * 1000, unix_us(self.clock)
         )
         return pb.RenewResponse(unknown_lease_ids=unknown)
+
+    def Exchange(  # noqa: N802 - contract name
+        self, batches: AsyncIterator[pb.CallBatch], call: Call
+    ) -> AsyncIterator[pb.AnswerBatch]:
+        """Many calls on one stream."""
+        return exchange(self, batches, call)
 
     def live_leases(self) -> list[str]:
         """Ids of all leases that were neither settled nor have expired."""

@@ -24,7 +24,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from headrace_common.clock import Clock
 from headrace_common.errors import Internal
-from headrace_common.lifecycle import cancel_and_wait
+from headrace_common.lifecycle import cancel_and_wait, raise_if_cancelled
 from headrace_common.redis_client import request_path_client
 from headrace_ratelimit.metrics import RateLimitMetrics
 from headrace_ratelimit.store import Command, Script, sha1_of, source_of
@@ -128,6 +128,7 @@ class Batcher:
         while True:
             if not self._is_up:
                 await self._try_revive()
+                raise_if_cancelled()
             if not self._is_up:
                 await asyncio.sleep(_RETRY_S)
                 continue
@@ -136,6 +137,7 @@ class Batcher:
             if not self._queue:
                 self._filled.clear()
             await self._run_batch(batch)
+            raise_if_cancelled()
 
     async def _run_batch(self, batch: list[_Waiting]) -> None:
         started_s = self._clock.now_s()

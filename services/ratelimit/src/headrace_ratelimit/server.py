@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator
 
 from headrace_common.clock import Clock, SystemClock
 from headrace_common.lifecycle import Lifecycle
@@ -13,6 +14,7 @@ from headrace_common.settings import split_address
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 from headrace_ratelimit.batcher import Batcher, StoreDownError
 from headrace_ratelimit.degraded import LocalShare
+from headrace_ratelimit.exchange import exchange
 from headrace_ratelimit.metrics import RateLimitMetrics
 from headrace_ratelimit.plans import amounts_of, answer_of, check_id, check_lease_ms, plan_of
 from headrace_ratelimit.settings import RateLimitSettings
@@ -78,6 +80,12 @@ class RateLimitServicer:
         except StoreDownError:
             return pb.RenewResponse()
         return pb.RenewResponse(unknown_lease_ids=[lease_id.decode() for lease_id in reply])
+
+    def Exchange(  # noqa: N802 - contract name
+        self, batches: AsyncIterator[pb.CallBatch], call: Call
+    ) -> AsyncIterator[pb.AnswerBatch]:
+        """Many calls on one stream."""
+        return exchange(self, batches, call)
 
     def _count(self, response: pb.AdmitResponse) -> None:
         outcome = pb.AdmitResponse.Outcome.Name(response.outcome)
