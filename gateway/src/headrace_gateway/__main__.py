@@ -23,7 +23,7 @@ def main() -> None:
     settings.log_values()
     try:
         run(_serve(settings))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         sys.stderr.write(f"gateway: {error}\n")
         raise SystemExit(1) from error
     finally:

@@ -34,6 +34,7 @@ from headrace_gateway.rest_app import rest_app
 from headrace_gateway.routes.health import health_router
 from headrace_gateway.routes.models import models_router
 from headrace_gateway.settings import GatewaySettings
+from headrace_gateway.state.store import StateStore
 from headrace_gateway.usage_events import UsageLog
 from headrace_gateway.usage_log import UsageLog as OutboxUsageLog
 
@@ -78,6 +79,7 @@ class Gateway:
             clock,
             OutboxMetrics(self.registry),
         )
+        self._state = StateStore(settings.state_location(), clock)
         self._flow = self._build_flow(clock)
         self._server = HttpServer(self._build_app(clock), settings.listen, settings.drain_grace_s)
         self._observability: ObservabilityServer | None = None
@@ -110,6 +112,7 @@ class Gateway:
                 ("key changes", self._auth.watch),
                 ("prices", self._prices.keep),
                 ("leases", self._admission.renew_all),
+                ("state", self._state.keep),
             )
         ]
         self._lifecycle.set_ready(True)
@@ -175,6 +178,7 @@ class Gateway:
         await self._flow.drain()
         await cancel_and_wait(*self._tasks)
         await self._usage_log.close()
+        await self._state.close()
         await self._admission.close()
         await self.directory.close()
         self._intake.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from headrace_common.settings import RpcServiceSettings, config
 
@@ -39,6 +39,12 @@ class GatewaySettings(RpcServiceSettings):
     outbox_dir: Path = Field(
         Path("outbox"), description="Folder of this process's usage log; survives restarts."
     )
+    state_url: SecretStr = Field(
+        SecretStr(""),
+        description="sqlite:////path/state.sqlite3 or postgresql+psycopg://user:password@host/name "
+        "for stored responses, files, batches and idempotency records; shared by the processes of "
+        "one gateway. Empty = SQLite in the outbox folder, for a single process.",
+    )
     max_body_bytes: int = Field(
         10 * 2**20, ge=1024, le=256 * 2**20, description="Largest request body. Bytes."
     )
@@ -69,3 +75,7 @@ class GatewaySettings(RpcServiceSettings):
     admit_timeout_s: float = Field(
         0.5, gt=0, le=10, description="Longest wait for an admission. Seconds."
     )
+
+    def state_location(self) -> str:
+        """Return the URL of the state's database."""
+        return self.state_url.get_secret_value() or f"sqlite:///{self.outbox_dir / 'state.sqlite3'}"

@@ -178,7 +178,9 @@ class _Planner:
                 peers = ("router", "guard", "ratelimit", "billing")
                 addresses = {f"{peer.upper()}_ADDRESS": self._address[peer] for peer in peers}
                 outbox = str(state_dir / "outbox")
-                return {**addresses, "KAFKA_BOOTSTRAP": self._bootstrap, "OUTBOX_DIR": outbox}
+                state = f"sqlite:///{state_dir / 'gateway.sqlite3'}"
+                stores = {"OUTBOX_DIR": outbox, "STATE_URL": state}
+                return {**addresses, **stores, "KAFKA_BOOTSTRAP": self._bootstrap}
             case "router":
                 workers = ",".join(address for address, _ in self._workers)
                 return {"REDIS_URL": self._redis_url, "WORKERS": workers}

@@ -1,0 +1,1 @@
+"""What outlives a request: stored responses, files, batches, idempotency records, stories."""

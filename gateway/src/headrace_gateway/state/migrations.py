@@ -1,0 +1,47 @@
+"""Versioned DDL: each step runs once, in order, whoever of several processes comes first.
+
+The store holds what may be lost without harm to the books, so it needs no tool of its own for this:
+a step is a function, its place in `STEPS` is its version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection, inspect, select
+
+from headrace_common.database import lock_for_migration, put
+from headrace_gateway.state import schema
+
+# Any number will do as long as nobody else uses it in this database.
+_LOCK = 0x6865_6777
+_VERSION = "schema"
+
+
+class NewerSchemaError(Exception):
+    """A newer gateway has changed the tables."""
+
+
+def _v1_first_tables(connection: Connection) -> None:
+    schema.metadata.create_all(connection)
+
+
+STEPS: tuple[Callable[[Connection], None], ...] = (_v1_first_tables,)
+
+
+def migrate(connection: Connection) -> None:
+    """Bring the tables up to date.
+
+    Raises:
+        NewerSchemaError: they are ahead of this code.
+    """
+    lock_for_migration(connection, _LOCK)
+    version = 0
+    if inspect(connection).has_table(schema.meta.name):
+        where = schema.meta.c.name == _VERSION
+        version = connection.scalar(select(schema.meta.c.value).where(where)) or 0
+    if version > len(STEPS):
+        raise NewerSchemaError(f"tables of version {version}; this gateway knows {len(STEPS)}")
+    for step in STEPS[version:]:
+        step(connection)
+    put(connection, schema.meta, [{"name": _VERSION, "value": len(STEPS)}])

@@ -1,0 +1,149 @@
+"""The gateway's durable state: one SQL database, shared by all processes of a gateway.
+
+Nothing here is on the way of an ordinary chat request. The database may be away: what needs it
+answers 503 meanwhile, everything else goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
+
+from sqlalchemy import Connection, Table, delete, select
+
+from headrace_common.clock import Clock
+from headrace_common.database import SqlDatabase
+from headrace_contracts.billing.v1.billing_pb2 import Principal
+from headrace_gateway.state import schema
+from headrace_gateway.state.migrations import migrate
+
+T = TypeVar("T")
+
+SWEEP_S = 30.0
+_SWEPT_ROWS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose rows: those of one project of one tenant."""
+
+    tenant_id: str
+    project_id: str
+
+    @classmethod
+    def of(cls, principal: Principal) -> Owner:
+        """Return whose rows a caller may see."""
+        return cls(principal.tenant_id, principal.project_id)
+
+
+class StateStore:
+    """The one way to the tables. Belongs to one event loop.
+
+    Args:
+        url: SQLite in a file, or PostgreSQL.
+        clock: for what is over.
+
+    Raises:
+        ValueError: the URL is neither.
+    """
+
+    def __init__(self, url: str, clock: Clock) -> None:
+        self._database = SqlDatabase(url, "gateway")
+        self._clock = clock
+        self._migrated = False
+        self._migrating = asyncio.Lock()
+
+    def now_s(self) -> int:
+        """Return the time of records: whole Unix seconds."""
+        return int(self._clock.unix_s())
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        """Run *work* in a transaction that may write.
+
+        Raises:
+            Unavailable: the database cannot do it now.
+        """
+        await self._ensure_tables()
+        return await self._database.write(work)
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """Run *work* on one unchanging view of the data.
+
+        Raises:
+            Unavailable: the database cannot do it now.
+        """
+        await self._ensure_tables()
+        return await self._database.read(work)
+
+    async def keep(self) -> None:
+        """Make the tables, then sweep what has expired; run under `supervise`."""
+        while True:
+            await self.sweep()
+            await asyncio.sleep(SWEEP_S)
+
+    async def sweep(self) -> int:
+        """Delete rows that are over, a bounded number at a time; return how many were."""
+        now_s, total = self.now_s(), 0
+        for work in (_sweep_files, _sweep_batches, *_SIMPLE):
+            count = _SWEPT_ROWS
+            while count == _SWEPT_ROWS:
+                count = await self.write(partial(work, now_s=now_s))
+                total += count
+        return total
+
+    async def close(self) -> None:
+        """Wait for running work, let the connections go."""
+        await self._database.close()
+
+    async def _ensure_tables(self) -> None:
+        if self._migrated:
+            return
+        async with self._migrating:
+            if not self._migrated:
+                await self._database.write(migrate)
+                self._migrated = True
+
+
+def _expired(connection: Connection, table: Table, now_s: int) -> list[str | bytes]:
+    (key,) = table.primary_key
+    rows = select(key).where(table.c.expires_s <= now_s).limit(_SWEPT_ROWS)
+    return list(connection.scalars(rows))
+
+
+class _Sweep(Protocol):
+    def __call__(self, connection: Connection, now_s: int) -> int: ...
+
+
+def _sweeper(table: Table) -> _Sweep:
+    (key,) = table.primary_key
+
+    def sweep(connection: Connection, now_s: int) -> int:
+        ids = _expired(connection, table, now_s)
+        if ids:
+            connection.execute(delete(table).where(key.in_(ids)))
+        return len(ids)
+
+    return sweep
+
+
+_SIMPLE = tuple(_sweeper(it) for it in (schema.responses, schema.idempotency, schema.stories))
+
+
+def _sweep_files(connection: Connection, now_s: int) -> int:
+    ids = _expired(connection, schema.files, now_s)
+    if ids:
+        connection.execute(delete(schema.file_chunks).where(schema.file_chunks.c.file_id.in_(ids)))
+        connection.execute(delete(schema.files).where(schema.files.c.file_id.in_(ids)))
+    return len(ids)
+
+
+def _sweep_batches(connection: Connection, now_s: int) -> int:
+    ids = _expired(connection, schema.batches, now_s)
+    if ids:
+        lines = schema.batch_lines
+        connection.execute(delete(lines).where(lines.c.batch_id.in_(ids)))
+        connection.execute(delete(schema.batches).where(schema.batches.c.batch_id.in_(ids)))
+    return len(ids)
