@@ -26,6 +26,7 @@ from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1 import worker_pb2 as pb
 from headrace_gateway.generation import Generator, Job
 from headrace_gateway.output_check import OutputCheck, Release
+from headrace_gateway.tool_calls import CallStart, ToolCallReader
 
 # Prompts of one request that run at the same time.
 _MAX_PARALLEL = 8
@@ -42,6 +43,12 @@ class Sink(Protocol):
         self, choice_idx: int, text: str, logprobs: Sequence[pb.TokenLogprob] | None
     ) -> None:
         """Text that may go out."""
+
+    def add_call(self, choice_idx: int, call_idx: int, name: str) -> None:
+        """The model calls a function; its arguments follow. Never without tools."""
+
+    def add_arguments(self, choice_idx: int, call_idx: int, text: str) -> None:
+        """More of a call's arguments, as JSON text."""
 
     def add_finish(self, choice_idx: int, reason: str, stop_matched: str = "") -> None:
         """A choice has ended, perhaps by a stop string."""
@@ -68,6 +75,8 @@ class _Choice:
     # Each with the number of text bytes up to its token's end.
     logprobs: deque[tuple[int, pb.TokenLogprob]] = field(default_factory=deque)
     is_redacted: bool = False
+    # Finds calls in the text; None = no function may be called.
+    reader: ToolCallReader | None = None
 
     def note(self, delta: pb.ChoiceDelta) -> None:
         for logprob in delta.logprobs:
@@ -103,6 +112,7 @@ class Answer:
         sink: gets what is released.
         clock: time.
         on_started: called once, when the first worker has taken a job.
+        may_call: whether the text may hold calls of functions.
     """
 
     def __init__(
@@ -113,10 +123,16 @@ class Answer:
         sink: Sink,
         clock: Clock,
         on_started: Callable[[Job], None],
+        *,
+        may_call: bool = False,
     ) -> None:
         self._generator, self._jobs, self._check = generator, jobs, check
         self._sink, self._clock, self._on_started = sink, clock, on_started
-        self._choices = [_Choice() for job in jobs for _ in range(job.generate.n)]
+        self._choices = [
+            _Choice(reader=ToolCallReader() if may_call else None)
+            for job in jobs
+            for _ in range(job.generate.n)
+        ]
         self._started = asyncio.Event()
         self._may_go_on = asyncio.Event()
         self._may_go_on.set()
@@ -208,14 +224,42 @@ class Answer:
             return
         logprobs = choice.released_logprobs(release)
         if release.text or logprobs:
-            self._sink.add_text(release.choice_idx, release.text, logprobs)
             self.first_text_s = self.first_text_s or self._clock.now_s()
+        if choice.reader is None:
+            if release.text or logprobs:
+                self._sink.add_text(release.choice_idx, release.text, logprobs)
+        else:
+            self._emit_pieces(release, choice.reader, logprobs)
         if release.is_blocked:
             self.is_blocked = choice.is_over = True
             self._sink.add_finish(release.choice_idx, "content_filter")
         elif release.is_last:
             choice.is_over = True
-            self._sink.add_finish(release.choice_idx, choice.finish_reason, choice.stop_matched)
+            has_called = choice.reader is not None and choice.reader.num_calls > 0
+            is_call = has_called and choice.finish_reason == "stop"
+            reason = "tool_calls" if is_call else choice.finish_reason
+            self._sink.add_finish(release.choice_idx, reason, choice.stop_matched)
+
+    def _emit_pieces(
+        self, release: Release, reader: ToolCallReader, logprobs: list[pb.TokenLogprob]
+    ) -> None:
+        """Send text and calls apart; log probabilities go with the first text, or alone."""
+        choice_idx = release.choice_idx
+        pieces = reader.push(release.text)
+        if release.is_last or release.is_blocked:
+            pieces += reader.finish()
+        if logprobs and not any(isinstance(piece, str) for piece in pieces):
+            self._sink.add_text(choice_idx, "", logprobs)
+        call_idx = reader.num_calls - 1 - sum(isinstance(piece, CallStart) for piece in pieces)
+        for piece in pieces:
+            if isinstance(piece, str):
+                self._sink.add_text(choice_idx, piece, logprobs)
+                logprobs = []
+            elif isinstance(piece, CallStart):
+                call_idx += 1
+                self._sink.add_call(choice_idx, call_idx, piece.name)
+            else:
+                self._sink.add_arguments(choice_idx, call_idx, piece.text)
 
     async def _flush(self) -> None:
         self._may_go_on.clear()

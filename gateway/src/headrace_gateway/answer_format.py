@@ -16,6 +16,7 @@ import orjson
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1.worker_pb2 import TokenLogprob
 from headrace_gateway.pricing import cached_tokens
+from headrace_gateway.tool_calls import call_id
 
 _SEPARATORS = (
     (b"\xe2\x80\xa8", b"\\u2028"),
@@ -27,10 +28,19 @@ Json = dict[str, Any]
 
 
 @dataclass(slots=True)
+class CallAnswer:
+    """One call of a function, its arguments as JSON text."""
+
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
 class ChoiceAnswer:
     """One finished choice."""
 
     text: str = ""
+    calls: list[CallAnswer] = field(default_factory=list)
     finish_reason: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
@@ -56,6 +66,14 @@ class AnswerFormat(Protocol):
         self, choice_idx: int, text: str, logprobs: Sequence[TokenLogprob] | None, usage: bytes
     ) -> bytes:
         """Return a chunk with text."""
+        ...
+
+    def call(self, choice_idx: int, call_idx: int, name: str, usage: bytes) -> bytes:
+        """Return the chunk that begins a call; endpoints without tools are never asked."""
+        ...
+
+    def arguments(self, choice_idx: int, call_idx: int, text: str, usage: bytes) -> bytes:
+        """Return a chunk with more of a call's arguments."""
         ...
 
     def finish(self, choice_idx: int, reason: str, usage: bytes) -> bytes:
@@ -121,6 +139,23 @@ class ChatFormat:
         delta = b'{"content":' + encode_text(text) + b"}"
         return self._chunk(choice_idx, delta, self._logprobs(logprobs), b"null", usage)
 
+    def call(self, choice_idx: int, call_idx: int, name: str, usage: bytes) -> bytes:
+        """Return the chunk that begins a call: index, id and name."""
+        delta = b'{"tool_calls":[{"index":%d,"id":%s,"type":"function","function":%s}]}' % (
+            call_idx,
+            orjson.dumps(call_id(self._head.answer_id, choice_idx, call_idx)),
+            orjson.dumps({"name": name, "arguments": ""}),
+        )
+        return self._chunk(choice_idx, delta, b"null", b"null", usage)
+
+    def arguments(self, choice_idx: int, call_idx: int, text: str, usage: bytes) -> bytes:
+        """Return a chunk with more of a call's arguments."""
+        delta = b'{"tool_calls":[{"index":%d,"function":{"arguments":%s}}]}' % (
+            call_idx,
+            encode_text(text),
+        )
+        return self._chunk(choice_idx, delta, b"null", b"null", usage)
+
     def finish(self, choice_idx: int, reason: str, usage: bytes) -> bytes:
         """Return the chunk that ends a choice."""
         return self._chunk(choice_idx, b"{}", b"null", orjson.dumps(reason), usage)
@@ -137,7 +172,7 @@ class ChatFormat:
             [
                 {
                     "index": idx,
-                    "message": {"role": "assistant", "content": it.text, "refusal": None},
+                    "message": self._message(idx, it),
                     "logprobs": _chat_logprobs(it.logprobs) if it.logprobs else None,
                     "finish_reason": it.finish_reason,
                 }
@@ -145,6 +180,20 @@ class ChatFormat:
             ],
             usage,
         )
+
+    def _message(self, choice_idx: int, choice: ChoiceAnswer) -> Json:
+        message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.calls:
+            message["content"] = choice.text or None
+            message["tool_calls"] = [
+                {
+                    "id": call_id(self._head.answer_id, choice_idx, call_idx),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call_idx, call in enumerate(choice.calls)
+            ]
+        return message
 
     def _chunk(
         self, choice_idx: int, delta: bytes, logprobs: bytes, reason: bytes, usage: bytes
@@ -184,6 +233,14 @@ class CompletionFormat:
             encoded = orjson.dumps(_text_logprobs(logprobs, self._offsets.get(choice_idx, 0)))
             self._offsets[choice_idx] = self._offsets.get(choice_idx, 0) + _num_chars(logprobs)
         return self._chunk(choice_idx, encode_text(text), encoded, b"null", usage)
+
+    def call(self, choice_idx: int, call_idx: int, name: str, usage: bytes) -> bytes:
+        """Text completions take no tools."""
+        raise NotImplementedError
+
+    def arguments(self, choice_idx: int, call_idx: int, text: str, usage: bytes) -> bytes:
+        """Text completions take no tools."""
+        raise NotImplementedError
 
     def finish(self, choice_idx: int, reason: str, usage: bytes) -> bytes:
         """Return the chunk that ends a choice."""

@@ -225,7 +225,16 @@ class RequestFlow:
         def on_started(job: Job) -> None:
             self._add_headers(visit, job)
 
-        visit.answer = Answer(self.generator, visit.jobs, check, sink, self.clock, on_started)
+        tools = visit.request.tools
+        visit.answer = Answer(
+            self.generator,
+            visit.jobs,
+            check,
+            sink,
+            self.clock,
+            on_started,
+            may_call=tools is not None and tools.is_offered,
+        )
         try:
             async with asyncio.timeout(deadline_s - self.clock.now_s()):
                 await visit.answer.run(deadline_s)

@@ -64,6 +64,14 @@ class StreamedAnswer:
         """Queue text for the next `flush`."""
         self._waiting.append(self._form.delta(choice_idx, text, logprobs, self._usage_part()))
 
+    def add_call(self, choice_idx: int, call_idx: int, name: str) -> None:
+        """Queue the beginning of a call for the next `flush`."""
+        self._waiting.append(self._form.call(choice_idx, call_idx, name, self._usage_part()))
+
+    def add_arguments(self, choice_idx: int, call_idx: int, text: str) -> None:
+        """Queue more of a call's arguments for the next `flush`."""
+        self._waiting.append(self._form.arguments(choice_idx, call_idx, text, self._usage_part()))
+
     def add_finish(self, choice_idx: int, reason: str, stop_matched: str = "") -> None:
         """Queue a choice's end for the next `flush`."""
         self._waiting.append(self._form.finish(choice_idx, reason, self._usage_part()))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1.worker_pb2 import TokenLogprob
-from headrace_gateway.answer_format import AnswerFormat, ChoiceAnswer
+from headrace_gateway.answer_format import AnswerFormat, CallAnswer, ChoiceAnswer
 from headrace_gateway.visit import Exchange
 
 
@@ -33,6 +33,15 @@ class WholeAnswer:
         self._texts[choice_idx].append(text)
         if logprobs:
             self._choices[choice_idx].logprobs.extend(logprobs)
+
+    def add_call(self, choice_idx: int, call_idx: int, name: str) -> None:
+        """Begin a call."""
+        del call_idx  # calls come in order
+        self._choices[choice_idx].calls.append(CallAnswer(name))
+
+    def add_arguments(self, choice_idx: int, call_idx: int, text: str) -> None:
+        """Keep more of a call's arguments."""
+        self._choices[choice_idx].calls[call_idx].arguments += text
 
     def add_finish(self, choice_idx: int, reason: str, stop_matched: str = "") -> None:
         """Keep a choice's end."""

@@ -1,0 +1,182 @@
+"""Reads calls of functions out of a model's text, piece by piece. Pure.
+
+::
+
+    TEXT --<tool_call>--> HEAD --{"name": "f", "arguments": --> ARGUMENTS --value ends--> TAIL
+      ^                     |  anything else: it was text                                 |
+      '---------------------+-------------------------------------------- </tool_call> --'
+
+Text goes out at once, but for what may begin a call and the blanks before it. A call's arguments go
+out as they come, so a client sees valid JSON as far as the model made any.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headrace_gateway.tool_prompt import CALL_BEGIN, CALL_END
+
+# A name and the words around it; beyond that it is no call.
+_MAX_HEAD_CHARS = 512
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
+_STRUCTURE = re.compile(r'["\\{}\[\]]')
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """The next call of a choice has a name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More of the arguments of the latest call: a part of a JSON text."""
+
+    text: str
+
+
+# A plain string is text beside the calls.
+Piece = str | CallStart | CallArguments
+
+
+class ToolCallReader:
+    """Reads one choice's text."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self._state = self._text
+        self._buffer = ""
+        # Within arguments: open brackets, inside a string, behind a backslash.
+        self._depth, self._in_string, self._is_escaped = 0, False, False
+        self._is_after_call = False
+
+    def push(self, text: str) -> list[Piece]:
+        """Take more text; return what it brought."""
+        self._buffer += text
+        return list(self._run())
+
+    def finish(self) -> list[Piece]:
+        """Return what was held back: no more text follows."""
+        held, self._buffer = self._buffer, ""
+        if self._state == self._text:
+            return [held] if held and not self._is_after_call else []
+        if self._state == self._head:
+            return [CALL_BEGIN + held]
+        return []
+
+    def _run(self) -> Iterator[Piece]:
+        state = None
+        while state != self._state or self._buffer:
+            state, before = self._state, len(self._buffer)
+            yield from self._state()
+            if state == self._state and before == len(self._buffer):
+                return
+
+    def _text(self) -> Iterator[Piece]:
+        begin = self._buffer.find(CALL_BEGIN)
+        if begin >= 0:
+            yield from self._plain(self._buffer[:begin].rstrip())
+            self._buffer = self._buffer[begin + len(CALL_BEGIN) :]
+            self._state = self._head
+            return
+        border = _border(self._buffer)
+        yield from self._plain(self._buffer[:border])
+        self._buffer = self._buffer[border:]
+
+    def _plain(self, text: str) -> Iterator[Piece]:
+        if self._is_after_call:
+            text = text.lstrip()
+        if text:
+            self._is_after_call = False
+            yield text
+
+    def _head(self) -> Iterator[Piece]:
+        found = _HEAD.match(self._buffer)
+        if found is not None:
+            self._buffer = self._buffer[found.end() :]
+            self._depth, self._in_string, self._is_escaped = 0, False, False
+            self.num_calls += 1
+            self._state = self._arguments
+            yield CallStart(_unquoted(found[1]))
+        elif len(self._buffer) > _MAX_HEAD_CHARS or CALL_END in self._buffer:
+            self._state = self._text
+            text, self._buffer = CALL_BEGIN + self._buffer, ""
+            self._is_after_call = False
+            yield text
+
+    def _arguments(self) -> Iterator[Piece]:
+        end = self._value_end()
+        text = self._buffer if end is None else self._buffer[:end]
+        self._buffer = self._buffer[len(text) :]
+        if end is not None:
+            self._state = self._tail
+        if text:
+            yield CallArguments(text)
+
+    def _value_end(self) -> int | None:
+        """Return where the JSON value ends in the buffer; None = not yet."""
+        idx, text = 0, self._buffer
+        while idx < len(text):
+            if self._is_escaped:
+                self._is_escaped = False
+                idx += 1
+                continue
+            found = _STRUCTURE.search(text, idx)
+            if found is None:
+                return None
+            idx = found.end()
+            self._take(found[0])
+            if self._depth <= 0 and not self._in_string:
+                return idx
+        return None
+
+    def _take(self, char: str) -> None:
+        if self._in_string:
+            self._is_escaped = char == "\\"
+            self._in_string = char != '"'
+        elif char == '"':
+            self._in_string = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+
+    def _tail(self) -> Iterator[Piece]:
+        end = self._buffer.find(CALL_END)
+        if end < 0:
+            # Only the closing brace may stand here; whatever else is no text for the client.
+            self._buffer = self._buffer[-len(CALL_END) :]
+            return
+        self._buffer = self._buffer[end + len(CALL_END) :]
+        self._is_after_call = True
+        self._state = self._text
+        yield from ()
+
+
+def _border(text: str) -> int:
+    """Return where that begins which may be the blanks before a call and a part of its spelling."""
+    end = len(text)
+    for length in range(min(end, len(CALL_BEGIN) - 1), 0, -1):
+        if text.endswith(CALL_BEGIN[:length]):
+            end -= length
+            break
+    return len(text[:end].rstrip())
+
+
+def call_id(answer_id: str, choice_idx: int, call_idx: int, prefix: str = "call_") -> str:
+    """Return the id of a call: the same each time the same answer is read."""
+    name = f"{answer_id}/{choice_idx}/{call_idx}".encode()
+    return prefix + hashlib.blake2b(name, digest_size=12).hexdigest()
+
+
+def _unquoted(quoted: str) -> str:
+    try:
+        text: str = json.loads(quoted)
+    except ValueError:
+        return quoted[1:-1]
+    return text
