@@ -1,111 +1,28 @@
 """The running router with real parts: workers over gRPC, the cache index, Redis."""
 
 import asyncio
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
 
-from headrace_cache_index.app import CacheIndexApp
-from headrace_cache_index.settings import CacheIndexSettings
-from headrace_common.blocks import chain, chain_key, join
-from headrace_common.clock import SystemClock
 from headrace_common.errors import NoReplica
-from headrace_common.redis_client import background_client
-from headrace_common.rpc import method_ref
 from headrace_common.session import SessionClient
 from headrace_contracts.router.v1 import router_pb2 as pb
 from headrace_contracts.worker.v1.worker_pb2 import DrainRequest, LoadReport
-from headrace_router.app import DESCRIPTOR, RouterApp
-from headrace_router.settings import RouterSettings
-from headrace_testing.fake_publisher import FakePublisher
-from headrace_testing.fake_worker import MODEL, FakeWorker, FakeWorkerServer
+from headrace_testing.fake_worker import MODEL, FakeWorker
+from headrace_testing.router_fleet import HASHES, PICK, RouterFleet
 from headrace_testing.servers import LocalServer
-from headrace_testing.waiting import eventually, free_port
-
-PICK = method_ref(DESCRIPTOR, "Pick", pb.PickMessage, pb.Decision)
-PROMPT = list(range(16 * 40))
-HASHES = chain(chain_key("any"), PROMPT)
-
-
-class Fleet:
-    """Everything around and inside one router, started and stopped together."""
-
-    def __init__(self, redis: LocalServer, stack: AsyncExitStack) -> None:
-        self.redis, self._stack = redis, stack
-        self.url = f"redis://127.0.0.1:{redis.port}/0"
-        self.index_port = free_port()
-        self.workers: dict[str, FakeWorkerServer] = {}
-        self.publishers: dict[str, FakePublisher] = {}
-        self.worker_class = FakeWorker
-
-    async def start(self, *names: str) -> None:
-        await self.start_index()
-        self._stack.push_async_callback(self.stop_index)
-        for name in names:
-            await self.start_worker(name, 1)
-        addresses = ",".join(worker.address for worker in self.workers.values())
-        settings = RouterSettings(
-            redis_url=self.url, workers=addresses, index_audit_interval_s=0.2, random_seed=1
-        )
-        self.app = RouterApp(settings, SystemClock())
-        await self.app.start()
-        self._stack.push_async_callback(self.app.stop, 0)
-        self.client = SessionClient(f"127.0.0.1:{self.app.rpc.port}")
-        self._stack.push_async_callback(self.client.close)
-        await eventually(lambda: len(self.app.table.serving(MODEL)) == len(names))
-        await eventually(lambda: self.app.lifecycle.is_ready and self.app.feed.is_warm)
-
-    async def start_index(self) -> None:
-        settings = CacheIndexSettings(
-            redis_url=self.url, lease_s=1.2, listen=f"127.0.0.1:{self.index_port}"
-        )
-        self.index = CacheIndexApp(settings, SystemClock())
-        await self.index.start()
-
-    async def stop_index(self) -> None:
-        await self.index.stop()
-
-    async def start_worker(self, name: str, incarnation: int, address: str = "127.0.0.1:0") -> None:
-        worker = self.worker_class(name, incarnation)
-        server = self.workers[name] = FakeWorkerServer(worker, address)
-        await self._stack.enter_async_context(server)
-        publisher = FakePublisher(f"127.0.0.1:{self.index_port}", worker.replica, MODEL)
-        self.publishers[name] = publisher
-        self._stack.push_async_callback(publisher.close)
-
-    async def pick(self, hashes: list[bytes] | None = None) -> pb.Decision:
-        request = pb.PickRequest(request_id="r", model=MODEL, prompt_tokens=len(PROMPT) + 5)
-        if hashes is not None:
-            request.block_hashes, request.block_size_tokens = join(hashes), 16
-        async with await self.client.start(PICK, timeout_s=10) as call:
-            call.send(pb.PickMessage(pick=request))
-            decision = await call.receive()
-            assert decision is not None
-            return decision
-
-    async def goes_to(self, name: str, hit_blocks: int) -> bool:
-        """Whether a pick with the known prefix goes to *name* for its blocks, every time."""
-        for _ in range(3):
-            decision = await self.pick(HASHES)
-            if decision.replica.worker_id != name or decision.predicted_hit_blocks != hit_blocks:
-                return False
-        return True
-
-    async def nobody_has_it(self) -> bool:
-        decision = await self.pick(HASHES)
-        return all(one.hit_blocks == 0 for one in decision.candidates)
+from headrace_testing.waiting import eventually
 
 
 @pytest.fixture
-async def fleet(own_redis: LocalServer) -> AsyncIterator[Fleet]:
+async def fleet(own_redis: LocalServer) -> AsyncIterator[RouterFleet]:
     async with AsyncExitStack() as stack:
-        yield Fleet(own_redis, stack)
+        yield RouterFleet(own_redis, stack)
 
 
-async def test_a_prompt_goes_where_its_prefix_is(fleet: Fleet) -> None:
+async def test_a_prompt_goes_where_its_prefix_is(fleet: RouterFleet) -> None:
     """From a worker's event through index, Redis and mirror to a decision."""
     await fleet.start("w1", "w2", "w3")
     assert await fleet.nobody_has_it()
@@ -124,7 +41,7 @@ async def test_a_prompt_goes_where_its_prefix_is(fleet: Fleet) -> None:
     assert decision.index_staleness_s < 2
 
 
-async def test_the_index_survives_its_own_restart(fleet: Fleet) -> None:
+async def test_the_index_survives_its_own_restart(fleet: RouterFleet) -> None:
     """While it is down the router goes on with what it knows; afterwards it learns again."""
     await fleet.start("w1", "w2")
     fleet.publishers["w1"].store(HASHES[:30])
@@ -136,19 +53,18 @@ async def test_the_index_survives_its_own_restart(fleet: Fleet) -> None:
     await eventually(lambda: fleet.goes_to("w1", 40))
 
 
-async def test_a_flush_of_redis_is_repaired_by_snapshots(fleet: Fleet) -> None:
+async def test_a_flush_of_redis_is_repaired_by_snapshots(fleet: RouterFleet) -> None:
     """The data is gone: publishers are asked, and the decision is as before."""
     await fleet.start("w1", "w2")
     fleet.publishers["w1"].store(HASHES)
     await eventually(lambda: fleet.goes_to("w1", 40))
     fleet.publishers["w1"].asked.clear()
-    async with background_client(fleet.url) as redis:
-        await redis.flushall()
+    await fleet.flush_redis()
     await eventually(lambda: fleet.publishers["w1"].asked == ["snapshot_wanted"])
     await eventually(lambda: fleet.goes_to("w1", 40))
 
 
-async def test_without_redis_picks_go_on(fleet: Fleet) -> None:
+async def test_without_redis_picks_go_on(fleet: RouterFleet) -> None:
     """Killed and back empty: never an error, and in the end whole again."""
     await fleet.start("w1", "w2")
     fleet.publishers["w1"].store(HASHES)
@@ -163,7 +79,7 @@ async def test_without_redis_picks_go_on(fleet: Fleet) -> None:
     await eventually(lambda: fleet.goes_to("w1", 40), within_s=10)
 
 
-async def test_a_restarted_worker_starts_empty(fleet: Fleet) -> None:
+async def test_a_restarted_worker_starts_empty(fleet: RouterFleet) -> None:
     """Its new incarnation holds nothing, though the address and the name are the same."""
     await fleet.start("w1", "w2")
     fleet.publishers["w1"].store(HASHES)
@@ -183,7 +99,7 @@ async def test_a_restarted_worker_starts_empty(fleet: Fleet) -> None:
     await eventually(lambda: fleet.goes_to("w1", 20))
 
 
-async def test_a_killed_worker_is_not_picked_from_then_on(fleet: Fleet) -> None:
+async def test_a_killed_worker_is_not_picked_from_then_on(fleet: RouterFleet) -> None:
     """However tempting its prefix is."""
     await fleet.start("w1", "w2")
     fleet.publishers["w1"].store(HASHES)
@@ -207,7 +123,7 @@ class FreezingWorker(FakeWorker):
             yield report
 
 
-async def test_a_frozen_worker_is_not_picked(fleet: Fleet) -> None:
+async def test_a_frozen_worker_is_not_picked(fleet: RouterFleet) -> None:
     """Its connection lives, but its reports have stopped: two seconds are enough."""
     fleet.worker_class = FreezingWorker
     await fleet.start("w1", "w2")
@@ -223,7 +139,7 @@ async def test_a_frozen_worker_is_not_picked(fleet: Fleet) -> None:
     assert fleet.app.table.get(fleet.workers["w1"].address).is_reachable
 
 
-async def test_a_draining_worker_is_not_picked(fleet: Fleet) -> None:
+async def test_a_draining_worker_is_not_picked(fleet: RouterFleet) -> None:
     """From its next report on, which comes at once."""
     await fleet.start("w1", "w2")
     fleet.publishers["w1"].store(HASHES)
@@ -232,28 +148,20 @@ async def test_a_draining_worker_is_not_picked(fleet: Fleet) -> None:
     await eventually(lambda: fleet.goes_to("w2", 0))
 
 
-async def test_ready_means_somebody_may_be_picked(fleet: Fleet) -> None:
+async def test_ready_means_somebody_may_be_picked(fleet: RouterFleet) -> None:
     """Without a worker the router says so, to probes and to callers; it is no error of its own."""
     await fleet.start("w1")
 
-    def probe() -> int:
-        url = f"http://127.0.0.1:{fleet.app.metrics_port}/ready"
-        try:
-            with urllib.request.urlopen(url) as answer:
-                return answer.status
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code
-
-    assert await asyncio.to_thread(probe) == 200
+    ready = fleet.routers[0].ready
+    assert await asyncio.to_thread(ready) == (200, {"status": "ready", "index_warm": True})
     await fleet.workers["w1"].kill()
     await eventually(lambda: not fleet.app.lifecycle.is_ready)
-    assert await asyncio.to_thread(probe) == 503
+    assert (await asyncio.to_thread(ready))[0] == 503
     with pytest.raises(NoReplica):
         await fleet.pick()
 
 
-async def test_a_caller_that_vanishes_in_the_queue_leaves_nothing(fleet: Fleet) -> None:
+async def test_a_caller_that_vanishes_in_the_queue_leaves_nothing(fleet: RouterFleet) -> None:
     """Its connection breaks while it waits; the place and the load are free again."""
     await fleet.start("w1")
     client = SessionClient(f"127.0.0.1:{fleet.app.rpc.port}")
@@ -266,3 +174,22 @@ async def test_a_caller_that_vanishes_in_the_queue_leaves_nothing(fleet: Fleet) 
     await eventually(lambda: fleet.app.loads.num_requests() == 0)
     assert (await fleet.pick()).replica.worker_id == "w1"
     await eventually(lambda: fleet.app.loads.num_requests() == 0)
+
+
+async def test_a_router_routes_before_it_has_read_the_index(fleet: RouterFleet) -> None:
+    """Started while Redis does not answer it goes by load; warm is another state than ready."""
+    await fleet.start("w1", "w2", num_routers=0)
+    fleet.publishers["w1"].store(HASHES)
+    await eventually(lambda: fleet.publishers["w1"].is_caught_up)
+    fleet.redis.freeze()
+    try:
+        router = await fleet.start_router()
+        assert await asyncio.to_thread(router.ready) == (
+            200,
+            {"status": "ready", "index_warm": False},
+        )
+        assert await router.nobody_has_it()
+    finally:
+        fleet.redis.thaw()
+    await eventually(lambda: router.goes_to("w1", 40), within_s=10)
+    assert (await asyncio.to_thread(router.ready))[1]["index_warm"]

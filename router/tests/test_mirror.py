@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from headrace_common.kv_index import TIERS, ReplicaKey, Tier
 from headrace_contracts.cache_index.v1.cache_index_pb2 import IndexDelta
-from headrace_router.mirror import PrefixMirror
+from headrace_router.mirror import BYTES_PER_ENTRY, PrefixMirror
 
 A, B = ReplicaKey("a", 1), ReplicaKey("b", 1)
 
@@ -106,6 +106,66 @@ def test_jumping_finds_what_walking_finds(length: int, depths: list[int]) -> Non
     assert mirror.depths(chain) == want
 
 
+SMALL = 2048 * BYTES_PER_ENTRY
+
+
+def test_the_size_is_bounded_and_what_is_looked_up_stays() -> None:
+    """A hundred thousand distinct blocks pass through; a prefix in use is still known after it."""
+    mirror = PrefixMirror(SMALL)
+    hot = list(range(1, 101))
+    mirror.apply(delta(A, 1, hot))
+    for seq in range(2, 1000):
+        mirror.apply(delta(A, seq, list(range(seq * 1000, seq * 1000 + 100))))
+        assert mirror.num_entries() <= 2048
+        if seq % 4 == 0:
+            assert mirror.depths(hot) == {A: 100}
+    assert mirror.num_evicted > 90_000
+    assert mirror.depths([2000]) == {}
+    assert mirror.replicas()[A].num_blocks == mirror.num_entries()
+    assert mirror.replicas()[A].is_partial
+
+
+def test_one_large_change_keeps_the_bound() -> None:
+    """More blocks at once than fit: the last of them are kept."""
+    mirror = PrefixMirror(SMALL)
+    mirror.apply(delta(A, 1, list(range(1, 50_001))))
+    assert mirror.num_entries() <= 2048
+    assert mirror.depths([50_000]) == {A: 1}
+
+
+def test_a_model_with_windows_is_never_credited_over_a_hole() -> None:
+    """Its early blocks go first, so that a later one says nothing of those between."""
+    mirror, chain = PrefixMirror(), list(range(1, 101))
+    mirror.set_stepwise({A})
+    mirror.apply(delta(A, 1, [block for block in chain if block != 20]))
+    mirror.apply(delta(B, 1, chain))
+    assert mirror.depths(chain) == {A: 19, B: 100}
+    mirror.drop(A)
+    assert mirror.depths(chain) == {B: 100}
+
+
+def test_blocks_on_slower_tiers_are_worth_less() -> None:
+    """Each block counts as on the best tier that holds it."""
+    mirror, weights = PrefixMirror(), dict(zip(TIERS, (1.0, 0.75, 0.25), strict=True))
+    chain = [1, 2, 3, 4]
+    mirror.apply(delta(A, 1, [1, 2]))
+    mirror.apply(delta(B, 1, chain))
+    assert mirror.slower_blocks(chain, mirror.depths(chain), weights) == {}
+    mirror.apply(delta(A, 2, [2, 3], tier=2))
+    mirror.apply(delta(A, 3, [4], tier=3))
+    depths = mirror.depths(chain)
+    assert depths == {A: 4, B: 4}
+    assert mirror.slower_blocks(chain, depths, weights) == {A: 0.25 + 0.75}
+
+
+def test_equal_masks_are_one_object() -> None:
+    """Memory per entry does not grow with the number of replicas."""
+    mirror = PrefixMirror()
+    for number in range(100):
+        mirror.apply(delta(ReplicaKey(f"w{number}", 1), 1, list(range(1, 50))))
+    assert len({id(mask) for mask in mirror._masks[TIERS[0]].values()}) == 1
+
+
 hashes = st.sets(st.integers(1, 12), max_size=5)
 keys = st.sampled_from([A, B, ReplicaKey("a", 2)])
 
@@ -154,14 +214,14 @@ class MirrorMachine(RuleBasedStateMachine):
     def rescan(self, key: ReplicaKey, held: set[int], jump: int) -> None:
         seq = self.seq[key] = self.seq.get(key, 0) + jump
         fresh = self.mirror.begin("m", seq)
-        self.mirror.add(fresh, TIERS[0], held)
+        self.mirror.add(fresh, TIERS[0], list(held))
         self.mirror.commit(key, fresh)
         self.truth[key] = {each: set() for each in TIERS} | {TIERS[0]: set(held)}
 
     @rule(key=keys, held=hashes)
     def fail_a_rescan(self, key: ReplicaKey, held: set[int]) -> None:
         fresh = self.mirror.begin("m", 1)
-        self.mirror.add(fresh, TIERS[0], held)
+        self.mirror.add(fresh, TIERS[0], list(held))
         self.mirror.abandon(fresh)
 
     @rule(entries=st.integers(1, 20))

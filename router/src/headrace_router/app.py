@@ -55,7 +55,7 @@ class RouterApp:
         registry = new_registry()
         self.lifecycle, self._settings, self._clock = Lifecycle(), settings, clock
         self.metrics = RouterMetrics(registry)
-        self.table, self.mirror = ReplicaTable(), PrefixMirror()
+        self.table, self.mirror = ReplicaTable(), PrefixMirror(settings.index_max_bytes)
         self.loads = LoadBook(InFlightBlocks())
         self._predictor = PrefillPredictor(policy_file.pick.default_prefill_tokens_per_s)
         self._redis = background_client(settings.redis_url)
@@ -87,7 +87,11 @@ class RouterApp:
         self.rpc = RpcServer(settings.listen, [(DESCRIPTOR, servicer)], RpcMetrics(registry))
         host, port = split_address(settings.metrics_listen)
         self._observability = ObservabilityServer(
-            host, port, registry, lambda: self.lifecycle.is_ready
+            host,
+            port,
+            registry,
+            lambda: self.lifecycle.is_ready,
+            details=lambda: {"index_warm": self.feed.is_warm},
         )
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -5,13 +5,15 @@ from the noted place on. A block's state is set by the last change that touches 
 before the noted place are in the sets, so applying some of them twice does no harm. A gap, a reset
 or a silent difference leads to a new reading of that replica's sets alone.
 
-While Redis is away the mirror goes on serving what it has.
+While Redis is away the mirror goes on serving what it has. Decisions go on while the index is read:
+everything is done in slices of a millisecond or two.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from typing import Any, Final, cast
 
 from redis.asyncio import Redis
@@ -26,17 +28,19 @@ from headrace_common.kv_index import (
     ReplicaKey,
     short_ints,
 )
-from headrace_common.lifecycle import raise_if_cancelled
+from headrace_common.lifecycle import cancel_and_wait, raise_if_cancelled
 from headrace_contracts.cache_index.v1.cache_index_pb2 import IndexDelta
 from headrace_router.metrics import RouterMetrics
-from headrace_router.mirror import PrefixMirror
+from headrace_router.mirror import BYTES_PER_ENTRY, PrefixMirror
 
 _log = logging.getLogger(__name__)
 _BLOCK_MS = 200
 _READ_COUNT = 500
-_SCAN_COUNT = 10_000
-# Blocks handled before other tasks get a turn: some 10 ms.
-_BLOCKS_PER_TURN = 20_000
+_SCAN_COUNT = 4_000
+# Blocks handled before other tasks get a turn.
+_BLOCKS_PER_TURN = 2_000
+# Replicas read at a time, so that Redis works on one while another is taken in.
+_READERS = 3
 _START: Final = (0, 0)
 StreamId = tuple[int, int]
 
@@ -66,13 +70,14 @@ class IndexFeed:
         self._clock, self._metrics = clock, metrics
         self._audit_interval_s = audit_interval_s
         self._position: StreamId | None = None
-        self._heard_at_s = clock.now_s()
+        self._started_at_s = self._heard_at_s = clock.now_s()
         self._since_turn = 0
+        self._is_warm = False
 
     @property
     def is_warm(self) -> bool:
-        """Whether the index was read whole once."""
-        return self._position is not None
+        """Whether the index was read whole, and has not been lost since."""
+        return self._is_warm
 
     def staleness_s(self) -> float:
         """Time since Redis was last heard of."""
@@ -94,12 +99,12 @@ class IndexFeed:
             if is_caught_up and now_s - audited_at_s >= self._audit_interval_s:
                 await self._audit()
                 audited_at_s = now_s
-            self._metrics.index_entries.set(self._mirror.num_entries())
+            self._show_size()
 
     async def sweep(self) -> None:
         """Clear stale bits in slices, for ever."""
         while True:
-            has_more = self._mirror.sweep_some(_BLOCKS_PER_TURN)
+            has_more = self._mirror.sweep_some(2 * _BLOCKS_PER_TURN)
             self._metrics.index_staleness_s.set(self.staleness_s())
             await asyncio.sleep(0.01 if has_more else 0.5)
 
@@ -108,11 +113,23 @@ class IndexFeed:
         registry = await self._registry()
         for key in set(self._mirror.replicas()) - set(registry):
             self._mirror.drop(key)
-        for key, entry in registry.items():
-            await self._rescan(key, entry, "start")
+        todo = iter(registry.items())
+        readers = [asyncio.create_task(self._rescan_each(todo)) for _ in range(_READERS)]
+        try:
+            for reader in readers:
+                await reader
+        finally:
+            await cancel_and_wait(*readers)
         self._position = position
-        self._metrics.index_warm.set(1)
-        _log.info("the mirror holds %d hashes", self._mirror.num_entries())
+        self._set_warm(True)
+        took_s = self._clock.now_s() - self._started_at_s
+        self._metrics.index_warm_up_s.set(took_s)
+        _log.info("the mirror holds %d hashes after %.2f s", self._mirror.num_entries(), took_s)
+
+    async def _rescan_each(self, todo: Iterator[tuple[ReplicaKey, RegistryEntry]]) -> None:
+        for key, entry in todo:
+            await self._rescan(key, entry, "start")
+            self._show_size()
 
     async def _read_changes(self, block_ms: int | None = _BLOCK_MS) -> bool:
         """Read and apply what is new, waiting a little; tell whether that was all."""
@@ -149,16 +166,19 @@ class IndexFeed:
         if end < self._position:
             _log.warning("Redis lost its data; the mirror starts over")
             self._position = end
+            self._set_warm(False)
         registry = _parse_registry(rows)
         for idx, (key, known) in enumerate(mirrored.items()):
             size = sum(sizes[idx * len(TIERS) : (idx + 1) * len(TIERS)])
-            entry = registry.pop(key, None)
+            entry = registry.get(key)
             if entry is None:
                 self._mirror.drop(key)
-            elif (entry.seq, size) != (known.seq, known.num_blocks):
+            elif entry.seq != known.seq or not (known.is_partial or size == known.num_blocks):
                 await self._rescan(key, entry, "drift")
-        for key, entry in registry.items():
-            await self._rescan(key, entry, "unknown")
+        for key in registry.keys() - mirrored.keys():
+            await self._rescan(key, registry[key], "unknown")
+        if registry:
+            self._set_warm(True)
 
     async def _rescan_by_key(self, key: ReplicaKey, reason: str) -> None:
         entry = (await self._registry()).get(key)
@@ -177,8 +197,11 @@ class IndexFeed:
                 while True:
                     cursor, members = await self._redis.sscan(name, cursor, count=_SCAN_COUNT)
                     raise_if_cancelled()
-                    joined = b"".join(cast("list[bytes]", members))
-                    self._mirror.add(fresh, tier, short_ints(joined))
+                    hashes = short_ints(b"".join(cast("list[bytes]", members)))
+                    for start in range(0, len(hashes), _BLOCKS_PER_TURN):
+                        part = hashes[start : start + _BLOCKS_PER_TURN]
+                        self._mirror.add(fresh, tier, part)
+                        await asyncio.sleep(0)
                     if not cursor:
                         break
         except BaseException:
@@ -196,6 +219,16 @@ class IndexFeed:
 
     async def _registry(self) -> dict[ReplicaKey, RegistryEntry]:
         return _parse_registry(await self._redis.hgetall(self._keys.registry))
+
+    def _set_warm(self, is_warm: bool) -> None:
+        self._is_warm = is_warm
+        self._metrics.index_warm.set(is_warm)
+
+    def _show_size(self) -> None:
+        num_entries = self._mirror.num_entries()
+        self._metrics.index_entries.set(num_entries)
+        self._metrics.index_bytes.set(num_entries * BYTES_PER_ENTRY)
+        self._metrics.index_evicted.set(self._mirror.num_evicted)
 
     async def _take_turns(self, num_bytes: int) -> None:
         self._since_turn += 1 + num_bytes // 8

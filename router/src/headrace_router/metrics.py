@@ -83,7 +83,22 @@ class RouterMetrics:
         )
         self.index_warm = Gauge(
             "headrace_router_index_warm",
-            "1 once the mirror has been read whole.",
+            "1 once the mirror has been read whole; 0 again while Redis's data is lost.",
+            registry=registry,
+        )
+        self.index_warm_up_s = Gauge(
+            "headrace_router_index_warm_up_seconds",
+            "Time from the start to the index read whole; decisions go on meanwhile.",
+            registry=registry,
+        )
+        self.index_bytes = Gauge(
+            "headrace_router_index_bytes",
+            "Memory of the mirror's entries at most; bounded by the setting index_max_bytes.",
+            registry=registry,
+        )
+        self.index_evicted = Gauge(
+            "headrace_router_index_evicted_entries",
+            "Entries that left the mirror to keep its bound, since the start.",
             registry=registry,
         )
         self.index_staleness_s = Gauge(

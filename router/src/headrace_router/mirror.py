@@ -2,22 +2,37 @@
 
 Every replica owns one bit, its slot. To forget a replica its slot is retired, one operation; the
 stale bits are masked out of every answer and swept away later, in slices. A replica that is read
-again gets a fresh slot, filled while the old one goes on serving.
+again gets a fresh slot, filled while the old one goes on serving. Equal masks are one object, so an
+entry costs the same with 256 replicas as with 8.
 
 Lookups jump: a chain is prefix-closed on each replica (parents are stored before and dropped after
 their children), so if a block 32 further on is held by the same replicas, all between are. Where
-that is wrong the answer is wrong, and only the speed suffers.
+that is wrong the answer is wrong, and only the speed suffers. Replicas whose model has layers with
+a window do not keep that order (early blocks go first), so where one of them is in play the chain
+is walked block by block.
+
+The size is bounded: before it would be exceeded the oldest entries leave, and those that a lookup
+has met lately get a second chance (CLOCK, an approximation of LRU).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from headrace_common.kv_index import TIERS, ReplicaKey, Tier, short_ints
 from headrace_contracts.cache_index.v1.cache_index_pb2 import IndexDelta
 
 _STRIDE = 32
+# What one entry costs at most, whatever the dict's load; measured by benchmarks/index.py.
+BYTES_PER_ENTRY = 140
+# Entries that come or leave at once, so that room is not made for each block alone.
+_EVICT_AT_ONCE = 1024
+# Distinct masks shared at most; beyond that sharing begins anew.
+_MAX_SHARED_MASKS = 65_536
+# Blocks looked at per lookup to tell how much of a prefix lies on slower tiers.
+_MAX_TIER_PROBES = 64
 
 
 @dataclass(slots=True)
@@ -26,23 +41,39 @@ class Mirrored:
 
     model: str
     slot: int
+    # 1 << slot, one object for all entries of a sole holder.
+    bit: int
     # Last batch that is in the mirror.
     seq: int = 0
     num_blocks: int = 0
+    # Some of its entries have left to keep the bound on size.
+    is_partial: bool = False
 
 
 class PrefixMirror:
-    """hash -> replicas, per tier. Belongs to one event loop."""
+    """hash -> replicas, per tier. Belongs to one event loop.
 
-    def __init__(self) -> None:
+    Args:
+        max_bytes: bound on the memory of all entries.
+    """
+
+    def __init__(self, max_bytes: int = 1 << 40) -> None:
+        self._max_entries = max(_EVICT_AT_ONCE, max_bytes // BYTES_PER_ENTRY)
         self._masks: dict[Tier, dict[int, int]] = {tier: {} for tier in TIERS}
         self._replicas: dict[ReplicaKey, Mirrored] = {}
         self._key_of_slot: dict[int, ReplicaKey] = {}
+        # Those that fill up unseen too.
+        self._mirrored: dict[int, Mirrored] = {}
         self._live_mask = 0
         self._num_slots = 0
         self._free_slots: list[int] = []
         self._retired_mask = 0
         self._sweep: _Sweep | None = None
+        self._shared: dict[int, int] = {}
+        self._recent: set[int] = set()
+        self._stepwise: frozenset[ReplicaKey] = frozenset()
+        self._stepwise_mask = 0
+        self.num_evicted = 0
 
     def replicas(self) -> dict[ReplicaKey, Mirrored]:
         """Return what is known, by replica. Read only."""
@@ -79,45 +110,57 @@ class PrefixMirror:
             self.commit(key, fresh)
             known = fresh
         tier = delta.tier or TIERS[0]
-        self._remove(known, tier, short_ints(delta.removed))
-        self.add(known, tier, short_ints(delta.added))
+        if delta.removed:
+            self._remove(known, tier, short_ints(delta.removed))
+        if delta.added:
+            self.add(known, tier, short_ints(delta.added))
         return True
 
     def begin(self, model: str, seq: int = 0) -> Mirrored:
         """Open a slot that no lookup sees before `commit`."""
         if self._free_slots:
-            return Mirrored(model, self._free_slots.pop(), seq)
-        self._num_slots += 1
-        return Mirrored(model, self._num_slots - 1, seq)
+            slot = self._free_slots.pop()
+        else:
+            slot, self._num_slots = self._num_slots, self._num_slots + 1
+        fresh = self._mirrored[slot] = Mirrored(model, slot, 1 << slot, seq)
+        return fresh
 
-    def add(self, known: Mirrored, tier: Tier, hashes: Iterable[int]) -> None:
+    def add(self, known: Mirrored, tier: Tier, hashes: Sequence[int]) -> None:
         """Add blocks to a slot. Idempotent."""
-        masks, bit, num_added = self._masks[tier], 1 << known.slot, 0
-        for block in hashes:
-            mask = masks.get(block, 0)
-            if not mask & bit:
-                masks[block] = mask | bit
-                num_added += 1
-        known.num_blocks += num_added
+        for start in range(0, len(hashes), _EVICT_AT_ONCE):
+            self._add_some(known, tier, hashes[start : start + _EVICT_AT_ONCE])
+        if len(self._shared) > _MAX_SHARED_MASKS:
+            self._shared.clear()
 
     def commit(self, key: ReplicaKey, fresh: Mirrored) -> None:
         """Let lookups see a slot in the place of the replica's former one."""
         self.drop(key)
         self._replicas[key] = fresh
         self._key_of_slot[fresh.slot] = key
-        self._live_mask |= 1 << fresh.slot
+        self._live_mask |= fresh.bit
+        if key in self._stepwise:
+            self._stepwise_mask |= fresh.bit
 
     def abandon(self, unused: Mirrored) -> None:
         """Give back a slot that was never committed."""
-        self._retired_mask |= 1 << unused.slot
+        self._retired_mask |= unused.bit
+        del self._mirrored[unused.slot]
 
     def drop(self, key: ReplicaKey) -> None:
         """Forget a replica. Idempotent."""
         known = self._replicas.pop(key, None)
         if known is not None:
-            del self._key_of_slot[known.slot]
-            self._live_mask &= ~(1 << known.slot)
-            self._retired_mask |= 1 << known.slot
+            del self._key_of_slot[known.slot], self._mirrored[known.slot]
+            self._live_mask &= ~known.bit
+            self._stepwise_mask &= ~known.bit
+            self._retired_mask |= known.bit
+
+    def set_stepwise(self, keys: Collection[ReplicaKey]) -> None:
+        """Name the replicas whose models have layers with a window; see the module."""
+        self._stepwise = frozenset(keys)
+        self._stepwise_mask = 0
+        for key in self._stepwise & self._replicas.keys():
+            self._stepwise_mask |= self._replicas[key].bit
 
     def depths(self, chain: Sequence[int]) -> dict[ReplicaKey, int]:
         """Count the leading blocks of *chain* that each replica holds on any tier.
@@ -127,21 +170,47 @@ class PrefixMirror:
         found: dict[ReplicaKey, int] = {}
         holders = self._reader()
         alive = holders(chain[0], 0) & self._live_mask if chain else 0
-        position = 0
+        position, stride = 0, 1 if alive & self._stepwise_mask else _STRIDE
         while alive and position < len(chain):
-            probe = min(position + _STRIDE, len(chain) - 1)
+            probe = min(position + stride, len(chain) - 1)
             if holders(chain[probe], 0) & alive != alive:
                 alive = self._walk(chain[position : probe + 1], position, alive, found)
             position = probe + 1
         self._note(alive, len(chain), found)
+        if found and self.num_entries() > self._max_entries * 3 // 4:
+            self._remember(chain, max(found.values()))
         return found
+
+    def slower_blocks(
+        self, chain: Sequence[int], depths: dict[ReplicaKey, int], weights: dict[Tier, float]
+    ) -> dict[ReplicaKey, float]:
+        """Tell what the found prefixes lose by lying on slower tiers.
+
+        Args:
+            chain: what was looked up.
+            depths: what `depths` found.
+            weights: worth of a block by tier, 1 = as good as one on the device.
+
+        Returns:
+            Blocks lost by replica; those that lose nothing are left out. Long prefixes are sampled.
+        """
+        lost: dict[ReplicaKey, float] = {}
+        if not depths or not any(self._masks[tier] for tier in TIERS[1:]):
+            return lost
+        for key, depth in depths.items():
+            bit, stride = self._replicas[key].bit, -(-depth // _MAX_TIER_PROBES)
+            probes = chain[0:depth:stride]
+            worth = sum(self._worth(block, bit, weights) for block in probes)
+            if worth < len(probes):
+                lost[key] = depth * (1 - worth / len(probes))
+        return lost
 
     def sweep_some(self, max_entries: int) -> bool:
         """Clear some stale bits of retired slots; tell whether more is to do."""
         if self._sweep is None:
             if not self._retired_mask:
                 return False
-            self._sweep = _Sweep(self._masks, self._retired_mask)
+            self._sweep = _Sweep(self._masks, self._retired_mask, self._shared)
             self._retired_mask = 0
         if self._sweep.step(max_entries):
             return True
@@ -149,8 +218,25 @@ class PrefixMirror:
         self._sweep = None
         return self._retired_mask != 0
 
+    def _add_some(self, known: Mirrored, tier: Tier, hashes: Sequence[int]) -> None:
+        excess = self.num_entries() + len(hashes) - self._max_entries
+        if excess > 0:
+            self._evict(excess)
+        masks, bit, num_added = self._masks[tier], known.bit, 0
+        holders, shared = masks.get, self._shared
+        for block in hashes:
+            mask = holders(block)
+            if mask is None:
+                masks[block] = bit
+                num_added += 1
+            elif not mask & bit:
+                mask |= bit
+                masks[block] = shared.setdefault(mask, mask)
+                num_added += 1
+        known.num_blocks += num_added
+
     def _remove(self, known: Mirrored, tier: Tier, hashes: Iterable[int]) -> None:
-        masks, bit = self._masks[tier], 1 << known.slot
+        masks, bit, shared = self._masks[tier], known.bit, self._shared
         for block in hashes:
             mask = masks.get(block, 0)
             if mask & bit:
@@ -158,7 +244,42 @@ class PrefixMirror:
                 if mask == bit:
                     del masks[block]
                 else:
-                    masks[block] = mask & ~bit
+                    mask &= ~bit
+                    masks[block] = shared.setdefault(mask, mask)
+
+    def _worth(self, block: int, bit: int, weights: dict[Tier, float]) -> float:
+        return max(
+            (weights[tier] for tier in TIERS if self._masks[tier].get(block, 0) & bit), default=0.0
+        )
+
+    def _remember(self, chain: Sequence[int], depth: int) -> None:
+        if len(self._recent) > self._max_entries // 4:
+            self._recent.clear()
+        self._recent.update(chain[:depth])
+
+    def _evict(self, num_entries: int) -> None:
+        """Let the oldest entries go, at least *num_entries*."""
+        left = max(num_entries, _EVICT_AT_ONCE)
+        while left > 0:
+            masks = max(self._masks.values(), key=len)
+            if not masks:
+                return
+            for block in list(islice(masks, left)):
+                mask = masks.pop(block)
+                if block in self._recent:
+                    self._recent.discard(block)
+                    masks[block] = mask
+                else:
+                    left -= 1
+                    self._note_evicted(mask)
+
+    def _note_evicted(self, mask: int) -> None:
+        self.num_evicted += 1
+        for slot in _bits(mask):
+            holder = self._mirrored.get(slot)
+            if holder is not None:
+                holder.num_blocks -= 1
+                holder.is_partial = True
 
     def _reader(self) -> Callable[[int, int], int]:
         """Return what looks a block up: a plain `dict.get` as long as one tier is in use."""
@@ -194,8 +315,10 @@ class PrefixMirror:
 class _Sweep:
     """A pass over all entries that clears the bits in `mask`."""
 
-    def __init__(self, masks: dict[Tier, dict[int, int]], mask: int) -> None:
-        self.mask = mask
+    def __init__(
+        self, masks: dict[Tier, dict[int, int]], mask: int, shared: dict[int, int]
+    ) -> None:
+        self.mask, self._shared = mask, shared
         self._todo = [(one, list(one)) for one in masks.values() if one]
 
     def step(self, max_entries: int) -> bool:
@@ -207,7 +330,7 @@ class _Sweep:
                 mask = masks.get(block)
                 if mask is not None and mask & self.mask:
                     if mask & keep:
-                        masks[block] = mask & keep
+                        masks[block] = self._shared.setdefault(mask & keep, mask & keep)
                     else:
                         del masks[block]
             done = min(max_entries, len(hashes))

@@ -35,6 +35,13 @@ class RouterSettings(RpcServiceSettings):
     index_audit_interval_s: float = Field(
         5.0, ge=0.1, le=3600, description="Time between two comparisons with Redis. Seconds."
     )
+    index_max_bytes: int = Field(
+        2 << 30,
+        ge=1 << 20,
+        le=1 << 40,
+        description="Most memory for the mirror of the prefix index; beyond it the blocks least "
+        "recently used are forgotten. Bytes.",
+    )
     max_recent_decisions: int = Field(
         5000, ge=1, le=1_000_000, description="Decisions kept for GetDecision, some 3 kB each."
     )

@@ -6,6 +6,7 @@ docs/METRICS.md is rendered from those. Label values come from small enums, neve
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -56,14 +57,20 @@ class ObservabilityServer:
         port: 0 = any free one, see `port`.
         registry: what /metrics shows.
         is_ready: called on the HTTP thread; must be cheap and thread-safe.
+        details: what /ready says beside its status, of things that do not decide it; as is_ready.
     """
 
     def __init__(
-        self, host: str, port: int, registry: CollectorRegistry, is_ready: Callable[[], bool]
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        is_ready: Callable[[], bool],
+        details: Callable[[], dict[str, bool]] = dict,
     ) -> None:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                status, kind, body = _answer(self.path, registry, is_ready)
+                status, kind, body = _answer(self.path, registry, is_ready, details)
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
@@ -89,7 +96,10 @@ class ObservabilityServer:
 
 
 def _answer(
-    path: str, registry: CollectorRegistry, is_ready: Callable[[], bool]
+    path: str,
+    registry: CollectorRegistry,
+    is_ready: Callable[[], bool],
+    details: Callable[[], dict[str, bool]],
 ) -> tuple[int, str, bytes]:
     match path.partition("?")[0]:
         case "/metrics":
@@ -98,7 +108,8 @@ def _answer(
             return 200, "application/json", b'{"status":"ok"}'
         case "/ready":
             ready = is_ready()
-            body = b'{"status":"ready"}' if ready else b'{"status":"not ready"}'
-            return 200 if ready else 503, "application/json", body
+            body = {"status": "ready" if ready else "not ready", **details()}
+            text = json.dumps(body, separators=(",", ":"))
+            return 200 if ready else 503, "application/json", text.encode()
         case _:
             return 404, "application/json", b'{"error":"try /metrics, /health or /ready"}'
