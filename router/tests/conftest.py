@@ -15,10 +15,12 @@ from headrace_contracts.worker.v1.worker_pb2 import (
     WorkerState,
 )
 from headrace_router.candidate import Query
+from headrace_router.decode_prediction import DecodePredictor
 from headrace_router.load_guard import LoadBook, LoadGuard
 from headrace_router.mirror import PrefixMirror
 from headrace_router.pick import Choice, Pipeline
-from headrace_router.policies import HoldParameters, HoldPolicy, Policy
+from headrace_router.policies.hold import HoldParameters, HoldPolicy
+from headrace_router.policies.policy import Policy
 from headrace_router.prediction import PrefillPredictor
 from headrace_router.replicas import ReplicaTable
 from headrace_router.speculative import InFlightBlocks
@@ -37,8 +39,10 @@ class Fleet:
     loads: LoadBook = field(default_factory=lambda: LoadBook(InFlightBlocks()))
     predictor: PrefillPredictor = field(default_factory=lambda: PrefillPredictor(RATE))
 
+    decode: DecodePredictor = field(default_factory=DecodePredictor)
+
     def __post_init__(self) -> None:
-        self.pipeline = Pipeline(self.table, self.mirror, self.loads, self.predictor)
+        self.pipeline = Pipeline(self.table, self.mirror, self.loads, self.predictor, self.decode)
         self.policy: Policy = HoldPolicy(HoldParameters(), Random(1))
 
     def add(self, worker_id: str, incarnation: int = 1, model: str = "m") -> ReplicaKey:
@@ -60,11 +64,15 @@ class Fleet:
         """Let a worker report."""
         report = LoadReport(replica=key.to_ref(), state=state, **numbers)  # type: ignore[arg-type]  # numbers fit
         self.loads.note_report(key, self.clock.now_s())
+        self.decode.observe(key, report)
         return self.table.report(key.worker_id, report, self.clock.now_s())
 
     def choose(self, query: Query | None = None) -> Choice | None:
         """Choose for a query."""
-        return self.pipeline.choose(query or _ask(), self.policy, self.clock.now_s())
+        query = query or _ask()
+        return self.pipeline.choose(
+            query, self.policy, self.pipeline.view(query.model, self.clock.now_s())
+        )
 
     def pick(self, query: Query | None = None) -> tuple[str, LoadGuard]:
         """Choose and book."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from random import Random
+from typing import get_args
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -11,9 +12,10 @@ from headrace_common.errors import HeadraceError, NoReplica, QueueFull
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_contracts.router.v1.router_pb2 import PickProgress
 from headrace_router.candidate import BATCH, HIGH
-from headrace_router.dispatcher import Dispatcher, Ticket
+from headrace_router.desk import PickDesk
+from headrace_router.dispatcher import Dispatcher, PendingPick
 from headrace_router.metrics import RouterMetrics
-from headrace_router.policy_file import PolicyFile
+from headrace_router.policy_file import PolicyFile, PolicyName
 from headrace_testing.waiting import eventually
 
 LONG = 1000
@@ -24,11 +26,18 @@ def make_dispatcher(fleet):
     def make(**sections: object) -> Dispatcher:
         file = PolicyFile.model_validate({"version": 1} | sections)
         metrics = RouterMetrics(CollectorRegistry())
-        dispatcher = Dispatcher(
-            fleet.pipeline, fleet.loads, fleet.predictor, file, fleet.clock, Random(1), metrics
+        desk = PickDesk(
+            fleet.pipeline,
+            fleet.loads,
+            fleet.predictor,
+            fleet.decode,
+            file,
+            fleet.clock,
+            Random(1),
+            metrics,
         )
-        fleet.table.on_change(dispatcher.notice_change)
-        return dispatcher
+        fleet.table.on_change(desk.notice_change)
+        return Dispatcher(desk, fleet.clock)
 
     return make
 
@@ -41,7 +50,7 @@ async def dispatcher(make_dispatcher) -> AsyncIterator[Dispatcher]:
     await cancel_and_wait(running)
 
 
-def picked(ticket: Ticket) -> str:
+def picked(ticket: PendingPick) -> str:
     return ticket.picked.result().chosen.key.worker_id
 
 
@@ -118,7 +127,7 @@ async def test_cancelled_in_the_moment_of_the_pick_gives_the_load_back(
     task = asyncio.create_task(caller())
     await asyncio.sleep(0)
     first.close()
-    dispatcher.release_all()
+    dispatcher.desk.release_all()
     assert fleet.loads.num_requests() == 1
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -155,7 +164,7 @@ async def test_a_storm_of_cancellations_leaves_nothing(fleet, ask, dispatcher) -
     assert fleet.loads.in_flight.num_entries() == 0
     for idx in range(3):
         key = fleet.table.get(f"w{idx}").key
-        assert fleet.loads.load(key, None) == (0, 0, 0)
+        assert fleet.loads.load(key, None) == (0, 0, 0, 0)
 
 
 async def test_waiting_has_an_end(fleet, ask, dispatcher) -> None:
@@ -164,7 +173,7 @@ async def test_waiting_has_an_end(fleet, ask, dispatcher) -> None:
     first = dispatcher.submit(ask(LONG), None)
     second = dispatcher.submit(ask(LONG), 0.5)
     fleet.clock.advance(0.6)
-    dispatcher.notice_change()
+    dispatcher.desk.notice_change()
     with pytest.raises(QueueFull) as caught:
         await second.picked
     assert caught.value.retry_after_s >= 1.0
@@ -221,11 +230,11 @@ async def test_unknown_models_are_not_remembered(fleet, ask, make_dispatcher) ->
     for number in range(50):
         with pytest.raises(HeadraceError):
             dispatcher.submit(ask(model=f"no-such-{number}"), None)
-    assert dispatcher._policies == {}
-    assert dispatcher._queues == {}
+    assert dispatcher.desk._policies == {}
+    assert dispatcher.desk._queues == {}
 
 
-@pytest.mark.parametrize("policy", ["least-load", "weighted", "round-robin", "random"])
+@pytest.mark.parametrize("policy", sorted(set(get_args(PolicyName)) - {"hold"}))
 async def test_other_policies_by_name(fleet, ask, make_dispatcher, policy: str) -> None:
     """They release at once, and wait only for room."""
     key = fleet.add("w1")
@@ -237,7 +246,69 @@ async def test_other_policies_by_name(fleet, ask, make_dispatcher, policy: str) 
     tickets.append(dispatcher.submit(ask(LONG), None))
     assert not tickets[3].picked.done()
     tickets[0].close()
-    dispatcher.release_all()
+    dispatcher.desk.release_all()
     assert tickets[3].picked.done()
+    for ticket in tickets:
+        ticket.close()
+
+
+async def test_batch_that_cannot_be_served_in_time_is_refused_at_once(
+    fleet, ask, make_dispatcher
+) -> None:
+    """It comes back later; what somebody waits for queues."""
+    key = fleet.add("w1")
+    dispatcher = make_dispatcher(queue={"max_batch_ttft_s": 5.0})
+    fleet.report(key, queued_prefill_tokens=6 * 1000)
+    with pytest.raises(QueueFull) as caught:
+        dispatcher.submit(ask(LONG, priority=BATCH), None)
+    assert caught.value.retry_after_s >= 1.0
+    tickets = [dispatcher.submit(ask(LONG), None)]
+    fleet.report(key, queued_prefill_tokens=3 * 1000)
+    tickets.append(dispatcher.submit(ask(LONG, priority=BATCH), None))
+    assert not any(ticket.picked.done() for ticket in tickets)
+    for ticket in tickets:
+        ticket.close()
+
+
+async def test_another_policy_file_is_used_from_the_next_decision_on(
+    fleet, ask, make_dispatcher
+) -> None:
+    """Requests that hold load or wait are not lost by it."""
+    fleet.add("w1")
+    dispatcher = make_dispatcher()
+    first, second = dispatcher.submit(ask(LONG), None), dispatcher.submit(ask(LONG), None)
+    assert not second.picked.done()
+    file = PolicyFile.model_validate({"version": 1, "pick": {"policy": "random"}})
+    dispatcher.desk.use(file)
+    dispatcher.desk.release_all()
+    assert second.picked.result().policy.name == "random"
+    for ticket in (first, second):
+        ticket.close()
+    assert fleet.loads.num_requests() == 0
+
+
+async def test_a_hot_prefix_spreads_while_its_holder_generates(fleet, ask, make_dispatcher) -> None:
+    """Forty at once with one prefix: both replicas work. One at a time: the warm one."""
+    for name in ("w1", "w2"):
+        key = fleet.add(name)
+        fleet.report(key, num_running=1, decode_tokens_per_s=60.0)
+        fleet.report(key)
+    query = ask(420, chain=tuple(range(1, 26)), expected_output_tokens=48)
+    fresh = fleet.mirror.begin("m", 1)
+    fleet.mirror.add(fresh, 1, range(1, 26))
+    fleet.mirror.commit(fleet.table.get("w1").key, fresh)
+    dispatcher = make_dispatcher()
+    for _ in range(3):
+        alone = dispatcher.submit(query, None)
+        assert picked(alone) == "w1"
+        alone.close()
+    tickets = [dispatcher.submit(query, None) for _ in range(40)]
+    for _ in range(100):
+        for ticket in tickets:
+            if ticket.picked.done():
+                ticket.progress(PickProgress(first_token=True, ttft_s=0.1))
+        dispatcher.desk.release_all()
+    share = sum(picked(ticket) == "w1" for ticket in tickets) / len(tickets)
+    assert 0.2 <= share <= 0.8
     for ticket in tickets:
         ticket.close()

@@ -19,7 +19,7 @@ def test_load_counts_from_the_decision() -> None:
     """No report is needed for the next decision to see it."""
     loads = LoadBook(InFlightBlocks())
     book(loads)
-    assert loads.load(A, None) == Load(60, 100, 1)
+    assert loads.load(A, None) == Load(60, 100, 1, 100)
 
 
 def test_the_first_token_ends_the_backlog_but_not_the_load() -> None:
@@ -29,7 +29,7 @@ def test_the_first_token_ends_the_backlog_but_not_the_load() -> None:
     guard.first_token(1.0)
     guard.first_token(1.0)
     guard.add_output(7)
-    assert loads.load(A, None) == Load(0, 107, 1)
+    assert loads.load(A, None) == Load(0, 107, 1, 107)
 
 
 def test_release_gives_back_everything_once() -> None:
@@ -40,25 +40,31 @@ def test_release_gives_back_everything_once() -> None:
     assert not one.release()
     one.first_token(1.0)
     one.add_output(5)
-    assert loads.load(A, None) == Load(60, 100, 1)
+    assert loads.load(A, None) == Load(60, 100, 1, 100)
     other.release()
-    assert loads.load(A, None) == Load(0, 0, 0)
+    assert loads.load(A, None) == Load(0, 0, 0, 0)
     assert loads.in_flight.num_entries() == 0
 
 
 def test_a_report_takes_over_from_the_guard() -> None:
     """What the worker knows of is not counted twice; what it cannot know yet is added."""
     loads = LoadBook(InFlightBlocks())
-    report = LoadReport(queued_prefill_tokens=500, running_tokens=900, num_waiting=1, num_running=2)
+    report = LoadReport(
+        queued_prefill_tokens=500,
+        running_tokens=900,
+        kv_used_tokens=700,
+        num_waiting=1,
+        num_running=2,
+    )
     book(loads, now_s=0.0)
     loads.note_report(A, 5.0)
-    assert loads.load(A, report) == Load(500, 1400, 3)
+    assert loads.load(A, report) == Load(500, 1400, 3, 700)
     book(loads, now_s=5.05)
-    assert loads.load(A, report) == Load(560, 1500, 4)
+    assert loads.load(A, report) == Load(560, 1500, 4, 760)
     loads.note_report(A, 5.06)
-    assert loads.load(A, report) == Load(560, 1500, 4)
+    assert loads.load(A, report) == Load(560, 1500, 4, 760)
     loads.note_report(A, 6.0)
-    assert loads.load(A, report) == Load(500, 1400, 3)
+    assert loads.load(A, report) == Load(500, 1400, 3, 700)
 
 
 def test_requests_are_never_fewer_than_our_own() -> None:
@@ -97,8 +103,7 @@ def test_totals_are_the_sum_of_live_guards(steps: list[tuple[str, int]]) -> None
         elif kind == "release":
             assert guard.release() == (guard in live)
             live.discard(guard)
-        want = Load(
-            sum(one.backlog_tokens for one in live), sum(one.tokens for one in live), len(live)
-        )
+        tokens = sum(one.tokens for one in live)
+        want = Load(sum(one.backlog_tokens for one in live), tokens, len(live), tokens)
         assert loads.load(A, None) == want
         assert loads.num_requests() == len(live)

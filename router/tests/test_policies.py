@@ -7,13 +7,22 @@ import pytest
 
 from headrace_common.kv_index import ReplicaKey
 from headrace_router.candidate import Candidate
-from headrace_router.policies import (
-    HoldParameters,
-    HoldPolicy,
-    RandomPolicy,
-    RoundRobinPolicy,
-    ScoredPolicy,
+from headrace_router.policies.consistent_hash import (
+    ConsistentHashParameters,
+    ConsistentHashPolicy,
 )
+from headrace_router.policies.hold import HoldParameters, HoldPolicy
+from headrace_router.policies.min_ttft import MinTtftPolicy
+from headrace_router.policies.overlap_load import OverlapLoadPolicy
+from headrace_router.policies.power_of_two import PowerOfTwoPolicy
+from headrace_router.policies.prefix_threshold import (
+    PrefixThresholdParameters,
+    PrefixThresholdPolicy,
+)
+from headrace_router.policies.random_choice import RandomPolicy
+from headrace_router.policies.round_robin import RoundRobinPolicy
+from headrace_router.policies.session import SessionPolicy
+from headrace_router.policies.weighted import WeightedPolicy
 from headrace_router.replicas import Replica
 
 
@@ -58,7 +67,7 @@ def test_hold_serves_short_work_first_with_age() -> None:
 
 def test_least_load_takes_the_least_loaded(ask) -> None:
     """In tokens; equals are spread."""
-    policy = ScoredPolicy("least-load", {"load": 1.0}, Random(1))
+    policy = WeightedPolicy("least-load", {"load": 1.0}, Random(1))
     candidates = [one("a", load_tokens=900), one("b", load_tokens=10), one("c", load_tokens=500)]
     assert policy.choose(ask(), candidates).key.worker_id == "b"
     idle = [one(name) for name in "abcd"]
@@ -67,7 +76,7 @@ def test_least_load_takes_the_least_loaded(ask) -> None:
 
 def test_weighted_explains_its_scores(ask) -> None:
     """Each scorer's part and the sum are told."""
-    policy = ScoredPolicy("weighted", {"prefix": 2.0, "load": 1.0}, Random(1))
+    policy = WeightedPolicy("weighted", {"prefix": 2.0, "load": 1.0}, Random(1))
     candidates = [one("a", hit_blocks=1, load_tokens=100), one("b", hit_blocks=0, load_tokens=50)]
     assert policy.choose(ask(32), candidates) is candidates[0]
     assert candidates[0].scores == {"prefix": 0.5, "load": 0.0}
@@ -89,3 +98,100 @@ def test_random_takes_all(ask) -> None:
     picked = Counter(policy.choose(ask(), three).key.worker_id for _ in range(300))
     assert set(picked) == set("abc")
     assert min(picked.values()) > 50
+
+
+def test_hold_gives_a_hot_prefix_a_second_home(ask) -> None:
+    """Once decoding beside all those streams costs more than computing the prefix again."""
+    holder, idle = one("holder", own_s=0.01), one("idle", own_s=0.5)
+    holder.decode_s = 1.4
+    assert hold().choose(ask(), [holder, idle]) is holder
+    holder.decode_s = 1.6
+    assert hold().choose(ask(), [holder, idle]) is idle
+    assert hold(decode_weight=0.0).choose(ask(), [holder, idle]) is holder
+
+
+def test_hold_waits_for_kv_room(ask) -> None:
+    """Sent there it would wait at the worker, where nobody can move it; an idle one always may."""
+    full = one("a", num_requests=3, kv_tokens=900, kv_capacity_tokens=1000, uncached_tokens=101)
+    assert hold().choose(ask(), [full]) is None
+    full.uncached_tokens = 100
+    assert hold().choose(ask(), [full]) is full
+    lone = one("a", num_requests=0, kv_capacity_tokens=100, uncached_tokens=101)
+    assert hold().choose(ask(), [lone]) is lone
+
+
+def test_hold_says_when_no_scan_is_needed() -> None:
+    """Nobody may go while the least busy replica is above the slack."""
+    assert hold().may_release(0.1)
+    assert not hold().may_release(0.2)
+    assert MinTtftPolicy(Random(1)).may_release(99.0)
+
+
+def test_min_ttft_takes_the_earliest_first_token(ask) -> None:
+    """Backlog and own work weigh the same, and nothing waits."""
+    policy, near, far = MinTtftPolicy(Random(1)), one("a", 0.4, 0.1), one("b", 0.0, 0.6)
+    assert policy.choose(ask(), [near, far]) is near
+    assert near.total_score == pytest.approx(-0.5)
+
+
+def test_overlap_load_sets_uncached_work_against_running_kv(ask) -> None:
+    """With weight 2, two running blocks are worth one block of prefill."""
+    hit = one("hit", uncached_tokens=160, load_tokens=1600)
+    miss = one("miss", uncached_tokens=1600, load_tokens=0)
+    assert OverlapLoadPolicy(2.0, Random(1)).choose(ask(), [hit, miss]) is hit
+    assert OverlapLoadPolicy(1.0, Random(1)).choose(ask(), [hit, miss]) is miss
+    queued = one("queued", uncached_tokens=160, load_tokens=1600, backlog_tokens=1600)
+    assert OverlapLoadPolicy(2.0, Random(1)).choose(ask(), [queued, miss]) is miss
+
+
+def test_prefix_threshold_follows_a_good_match_in_a_level_fleet(ask) -> None:
+    """Half of the prompt or less is not good; a hot replica ends all affinity."""
+    policy = PrefixThresholdPolicy(PrefixThresholdParameters(), Random(1))
+    good, poor = one("good", hit_blocks=6, num_requests=30), one("poor", hit_blocks=1)
+    assert policy.choose(ask(160), [good, poor]) is good
+    good.num_requests = 40
+    assert policy.choose(ask(160), [good, poor]) is poor
+    good.hit_blocks, good.num_requests = 5, 30
+    assert policy.choose(ask(160), [good, poor]) is poor
+
+
+def test_power_of_two_takes_the_less_busy_of_its_draw(ask) -> None:
+    """The busiest of three is never taken, the other two both are."""
+    policy = PowerOfTwoPolicy(Random(1))
+    three = [one("a"), one("b", num_requests=5), one("c", num_requests=9)]
+    picked = Counter(policy.choose(ask(), three).key.worker_id for _ in range(300))
+    assert set(picked) == {"a", "b"}
+    assert policy.choose(ask(), three[:1]) is three[0]
+
+
+def test_consistent_hash_keeps_a_head_together_until_its_home_is_busy(ask) -> None:
+    """The same head goes home, other heads elsewhere, and a full home is passed over."""
+    policy = ConsistentHashPolicy(ConsistentHashParameters(head_blocks=2))
+    fleet = [one(name) for name in "abcdefgh"]
+    homes = {
+        head: {policy.choose(ask(chain=(head, head + 1, tail)), fleet).key for tail in range(5)}
+        for head in range(0, 80, 2)
+    }
+    assert all(len(home) == 1 for home in homes.values())
+    assert len({home for (home,) in homes.values()}) > 4
+    home = policy.choose(ask(chain=(7, 8)), fleet)
+    home.num_requests = 20
+    assert policy.choose(ask(chain=(7, 8)), fleet) is not home
+
+
+def test_consistent_hash_moves_only_what_it_must(ask) -> None:
+    """A replica that leaves moves its own prompts and no others."""
+    policy = ConsistentHashPolicy(ConsistentHashParameters())
+    fleet = [one(name) for name in "abcdefgh"]
+    before = {head: policy.choose(ask(chain=(head,)), fleet).key for head in range(100)}
+    after = {head: policy.choose(ask(chain=(head,)), fleet[1:]).key for head in range(100)}
+    assert {before[head].worker_id for head in range(100) if before[head] != after[head]} == {"a"}
+
+
+def test_session_stays_whatever_the_load(ask) -> None:
+    """Requests without one go to the least busy replica."""
+    policy, fleet = SessionPolicy(Random(1)), [one(name) for name in "abcd"]
+    home = policy.choose(ask(session_id="s"), fleet)
+    home.num_requests = 100
+    assert policy.choose(ask(session_id="s"), fleet) is home
+    assert policy.choose(ask(), fleet) is not home

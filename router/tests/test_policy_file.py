@@ -2,12 +2,13 @@
 
 from pathlib import Path
 from random import Random
+from typing import get_args
 
 import pytest
 
 from headrace_common.settings import SettingsError
-from headrace_router.policies import HoldPolicy
-from headrace_router.policy_file import PolicyFile, load_policy_file
+from headrace_router.policies.hold import HoldPolicy
+from headrace_router.policy_file import PolicyFile, PolicyName, load_policy_file
 
 BROKEN = sorted((Path(__file__).parent / "broken_policies").glob("*.toml"))
 
@@ -39,7 +40,7 @@ def test_a_model_may_have_its_own_policy(tmp_path: Path) -> None:
     assert isinstance(file.make_policy("small", Random(1)), HoldPolicy)
 
 
-@pytest.mark.parametrize("name", ["hold", "least-load", "weighted", "round-robin", "random"])
+@pytest.mark.parametrize("name", get_args(PolicyName))
 def test_every_policy_goes_by_its_name(name: str) -> None:
     """What the file names is what decisions say."""
     file = PolicyFile.model_validate({"version": 1, "pick": {"policy": name}})

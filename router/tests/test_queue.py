@@ -9,7 +9,8 @@ from headrace_common.kv_index import ReplicaKey
 from headrace_router.candidate import BATCH, HIGH, Candidate
 from headrace_router.fairness import VirtualCounters
 from headrace_router.pick import Choice
-from headrace_router.policies import HoldParameters, HoldPolicy
+from headrace_router.policies.hold import HoldParameters, HoldPolicy
+from headrace_router.policy_file import QueueSection
 from headrace_router.queue import SCAN_LIMIT, ModelQueue, Waiting
 from headrace_router.replicas import Replica
 
@@ -47,7 +48,7 @@ def drain(queue: ModelQueue, now_s: float = 0.0) -> list[str]:
 
 def test_classes_come_first_then_short_work(counters, waiting) -> None:
     """BATCH runs in the gaps."""
-    queue = ModelQueue(counters, 100)
+    queue = ModelQueue("m", counters, QueueSection(max_waiting_per_model=100))
     for one in (
         waiting("batch", own=1, priority=BATCH),
         waiting("long", own=9),
@@ -60,7 +61,7 @@ def test_classes_come_first_then_short_work(counters, waiting) -> None:
 
 def test_age_lets_long_work_through(counters, waiting) -> None:
     """Short requests cannot starve a long one."""
-    queue = ModelQueue(counters, 100)
+    queue = ModelQueue("m", counters, QueueSection(max_waiting_per_model=100))
     queue.add(waiting("old and long", arrived_s=0.0, own=9), 1.0)
     queue.add(waiting("new and short", arrived_s=50.0, own=1), 1.0)
     assert drain(queue, now_s=50.0) == ["old and long", "new and short"]
@@ -69,7 +70,7 @@ def test_age_lets_long_work_through(counters, waiting) -> None:
 def test_the_tenant_served_least_goes_first(counters, waiting) -> None:
     """However long its work is."""
     counters.charge("greedy", prompt_tokens=1000)
-    queue = ModelQueue(counters, 100)
+    queue = ModelQueue("m", counters, QueueSection(max_waiting_per_model=100))
     queue.add(waiting("g", own=1, tenant_id="greedy"), 1.0)
     counters.charge("greedy", prompt_tokens=1000)
     queue.add(waiting("m", own=5, tenant_id="modest"), 1.0)
@@ -79,7 +80,7 @@ def test_the_tenant_served_least_goes_first(counters, waiting) -> None:
 
 def test_one_that_must_wait_blocks_nobody(counters, waiting) -> None:
     """The next class and the next tenant are looked at."""
-    queue = ModelQueue(counters, 100)
+    queue = ModelQueue("m", counters, QueueSection(max_waiting_per_model=100))
     queue.add(waiting("stuck", priority=HIGH), 1.0)
     queue.add(waiting("free"), 1.0)
     release = queue.next_release(
@@ -90,7 +91,7 @@ def test_one_that_must_wait_blocks_nobody(counters, waiting) -> None:
 
 def test_a_pass_looks_at_a_bounded_number(counters, waiting) -> None:
     """A long queue does not make decisions slow."""
-    queue, looked_at = ModelQueue(counters, 1000), []
+    queue, looked_at = ModelQueue("m", counters, QueueSection(max_waiting_per_model=1000)), []
     for number in range(500):
         queue.add(waiting(str(number), tenant_id=f"t{number % 3}"), 1.0)
     assert queue.next_release(looked_at.append, 0.0) is None
@@ -100,7 +101,7 @@ def test_a_pass_looks_at_a_bounded_number(counters, waiting) -> None:
 
 def test_a_full_queue_refuses_and_says_when_to_come_back(counters, waiting) -> None:
     """Of equals the newcomer loses."""
-    queue = ModelQueue(counters, 2)
+    queue = ModelQueue("m", counters, QueueSection(max_waiting_per_model=2))
     queue.add(waiting("a"), 1.0)
     queue.add(waiting("b"), 1.0)
     with pytest.raises(QueueFull) as caught:
@@ -111,7 +112,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(counters, waiting) -> N
 
 def test_a_full_queue_makes_room_for_a_higher_class(counters, waiting) -> None:
     """The newest of the lowest class loses its place."""
-    queue = ModelQueue(counters, 2)
+    queue = ModelQueue("m", counters, QueueSection(max_waiting_per_model=2))
     queue.add(waiting("old", priority=BATCH), 1.0)
     queue.add(waiting("new", priority=BATCH), 1.0)
     victim = queue.add(waiting("urgent", priority=HIGH), 1.0)
@@ -121,7 +122,7 @@ def test_a_full_queue_makes_room_for_a_higher_class(counters, waiting) -> None:
 
 def test_one_tenant_cannot_fill_the_queue(counters, waiting) -> None:
     """The tenant with the most waiting requests gives up its newest."""
-    queue = ModelQueue(counters, 3)
+    queue = ModelQueue("m", counters, QueueSection(max_waiting_per_model=3))
     for number in range(3):
         queue.add(waiting(f"flood{number}", tenant_id="flood"), 1.0)
     victim = queue.add(waiting("mine", tenant_id="other"), 1.0)
@@ -133,12 +134,12 @@ def test_one_tenant_cannot_fill_the_queue(counters, waiting) -> None:
 def test_no_queue_at_all_refuses(counters, waiting) -> None:
     """A bound of zero means: go now or not at all."""
     with pytest.raises(QueueFull):
-        ModelQueue(counters, 0).add(waiting(), 1.0)
+        ModelQueue("m", counters, QueueSection(max_waiting_per_model=0)).add(waiting(), 1.0)
 
 
 def test_expired_requests_are_found(counters, waiting) -> None:
     """Each has its own deadline."""
-    queue = ModelQueue(counters, 10)
+    queue = ModelQueue("m", counters, QueueSection(max_waiting_per_model=10))
     queue.add(waiting("a", arrived_s=0.0), 1.0)
     queue.add(waiting("b", arrived_s=5.0), 1.0)
     assert queue.next_deadline_s() == 10.0
@@ -147,8 +148,48 @@ def test_expired_requests_are_found(counters, waiting) -> None:
 
 def test_removing_twice_is_harmless(counters, waiting) -> None:
     """A cancelled request may have left already."""
-    queue, one = ModelQueue(counters, 10), waiting()
+    queue, one = ModelQueue("m", counters, QueueSection(max_waiting_per_model=10)), waiting()
     queue.add(one, 1.0)
     assert queue.remove(one)
     assert not queue.remove(one)
     assert len(queue) == 0
+
+
+def test_age_lifts_into_the_next_class(counters, waiting) -> None:
+    """A stream of important requests cannot starve the others; it takes one period per class."""
+    rules = QueueSection(max_waiting_per_model=10, promote_after_s=15)
+    queue = ModelQueue("m", counters, rules)
+    queue.add(waiting("batch", arrived_s=0.0, own=1, priority=BATCH), 1.0)
+    queue.add(waiting("standard", arrived_s=14.0, own=2), 1.0)
+    assert queue.next_release(choose, 14.9).waiting.query.request_id == "standard"
+    assert queue.next_release(choose, 15.0).waiting.query.request_id == "batch"
+    queue.add(waiting("high", arrived_s=29.0, own=3, priority=HIGH), 1.0)
+    assert queue.next_release(choose, 28.9).waiting.query.request_id == "high"
+    assert queue.next_release(choose, 30.0).waiting.query.request_id == "batch"
+
+
+def test_goals_about_to_be_missed_go_first(counters, waiting) -> None:
+    """Earliest first, inside a class; one that is lost already presses no more."""
+    queue = ModelQueue("m", counters, QueueSection(max_waiting_per_model=10, goal_window_s=1.0))
+    for one in (
+        waiting("short", own=1),
+        waiting("later", own=6, ttft_goal_s=16.9),
+        waiting("sooner", own=6, ttft_goal_s=16.5),
+        waiting("lost", own=6, ttft_goal_s=15.0),
+        waiting("in time", own=6, ttft_goal_s=30.0),
+    ):
+        queue.add(one, 1.0)
+    order = drain(queue, now_s=10.0)
+    assert order[:3] == ["sooner", "later", "short"]
+    assert set(order[3:]) == {"lost", "in time"}
+
+
+def test_other_rules_hold_for_newcomers(counters, waiting) -> None:
+    """A smaller bound evicts nobody who waits already."""
+    queue = ModelQueue("m", counters, QueueSection(max_waiting_per_model=2))
+    queue.add(waiting("a"), 1.0)
+    queue.add(waiting("b"), 1.0)
+    queue.use(QueueSection(max_waiting_per_model=1))
+    with pytest.raises(QueueFull):
+        queue.add(waiting("c"), 1.0)
+    assert len(queue) == 2

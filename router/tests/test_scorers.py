@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from headrace_common.kv_index import ReplicaKey
 from headrace_router.candidate import Candidate
-from headrace_router.policies import SCORERS
+from headrace_router.policies.weighted import SCORERS
 from headrace_router.replicas import Replica
 from headrace_router.scorers import load, prefix, session
 

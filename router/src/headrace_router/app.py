@@ -15,6 +15,8 @@ from headrace_common.rpc_server import RpcServer
 from headrace_common.settings import split_address
 from headrace_contracts.router.v1 import router_pb2
 from headrace_router.decisions import RecentDecisions
+from headrace_router.decode_prediction import DecodePredictor
+from headrace_router.desk import PickDesk
 from headrace_router.discovery import Discovery, resolve_host
 from headrace_router.dispatcher import Dispatcher
 from headrace_router.index_feed import IndexFeed
@@ -23,6 +25,7 @@ from headrace_router.metrics import RouterMetrics
 from headrace_router.mirror import PrefixMirror
 from headrace_router.pick import Pipeline
 from headrace_router.policy_file import load_policy_file
+from headrace_router.policy_watch import PolicyWatch
 from headrace_router.prediction import PrefillPredictor
 from headrace_router.replicas import ReplicaTable
 from headrace_router.server import RouterServicer
@@ -58,6 +61,7 @@ class RouterApp:
         self.table, self.mirror = ReplicaTable(), PrefixMirror(settings.index_max_bytes)
         self.loads = LoadBook(InFlightBlocks())
         self._predictor = PrefillPredictor(policy_file.pick.default_prefill_tokens_per_s)
+        self._decode = DecodePredictor()
         self._redis = background_client(settings.redis_url)
         self.feed = IndexFeed(
             self._redis,
@@ -67,16 +71,18 @@ class RouterApp:
             self.metrics,
             settings.index_audit_interval_s,
         )
-        self._dispatcher = Dispatcher(
-            Pipeline(self.table, self.mirror, self.loads, self._predictor),
+        self._desk = PickDesk(
+            Pipeline(self.table, self.mirror, self.loads, self._predictor, self._decode),
             self.loads,
             self._predictor,
+            self._decode,
             policy_file,
             clock,
             Random(settings.random_seed),  # noqa: S311 - spreads load, guards nothing
             self.metrics,
         )
-        self.table.on_change(self._dispatcher.notice_change)
+        self._dispatcher = Dispatcher(self._desk, clock)
+        self.table.on_change(self._desk.notice_change)
         servicer = RouterServicer(
             self._dispatcher,
             self.table,
@@ -119,6 +125,9 @@ class RouterApp:
         self._supervise("index feed", self.feed.follow, self.metrics.index_failures.inc)
         self._supervise("index sweep", self.feed.sweep)
         self._supervise("queues", self._dispatcher.run)
+        if self._settings.policy_file is not None:
+            watch = PolicyWatch(self._settings.policy_file, self._desk.use, self.metrics)
+            self._supervise("policy file", watch.run)
         self._supervise("readiness", self._watch_readiness)
 
     async def stop(self, grace_s: float | None = None) -> None:
@@ -139,7 +148,8 @@ class RouterApp:
         self._tasks.append(asyncio.create_task(supervised))
 
     async def _watch(self, address: str) -> None:
-        await WorkerWatch(address, self.table, self.loads, self._clock).follow()
+        watch = WorkerWatch(address, self.table, self.loads, self._decode, self._clock)
+        await watch.follow()
 
     async def _watch_readiness(self) -> None:
         while True:
@@ -151,5 +161,7 @@ class RouterApp:
             if (num_ready > 0) != self.lifecycle.is_ready and not self.lifecycle.stopping.is_set():
                 self.lifecycle.set_ready(num_ready > 0)
                 await self.rpc.set_ready(num_ready > 0)
-            self._predictor.forget({replica.key for replica in everyone})
+            keys = {replica.key for replica in everyone}
+            self._predictor.forget(keys)
+            self._decode.forget(keys)
             await asyncio.sleep(_CHECK_S)

@@ -26,6 +26,8 @@ class Query:
     excluded: frozenset[ReplicaKey] = frozenset()
     tenant_id: str = ""
     session_id: str = ""
+    # Wanted time to first token, from arrival. Seconds; 0 = no goal.
+    ttft_goal_s: float = 0.0
 
     def cached_tokens(self, hit_blocks: int) -> int:
         """Prompt tokens that need no prefill; the last one is always computed."""
@@ -44,7 +46,15 @@ class Candidate:
     # Predicted seconds of prefill: queued before this request, and its own.
     backlog_s: float = 0.0
     own_s: float = 0.0
+    # Predicted seconds that its output takes beside what runs there.
+    decode_s: float = 0.0
+    # Counted at the decision: queued prefill, queued and running tokens, requests.
+    backlog_tokens: int = 0
     load_tokens: int = 0
+    num_requests: int = 0
+    # KV that requests hold, and how much there is; 0 = not told.
+    kv_tokens: int = 0
+    kv_capacity_tokens: int = 0
     # For explanations.
     scores: dict[str, float] = field(default_factory=dict)
     total_score: float = 0.0
@@ -58,3 +68,12 @@ class Candidate:
     def predicted_ttft_s(self) -> float:
         """Backlog and own prefill."""
         return self.backlog_s + self.own_s
+
+    def has_kv_room(self) -> bool:
+        """Whether the prompt's KV fits beside that of the running requests.
+
+        An empty replica always has room: what does not fit there is the worker's to refuse.
+        """
+        if not self.kv_capacity_tokens or not self.num_requests:
+            return True
+        return self.kv_tokens + self.uncached_tokens <= self.kv_capacity_tokens

@@ -26,6 +26,10 @@ class VirtualCounters:
         self._output_weight, self._slack_tokens = output_weight, slack_tokens
         self._served: dict[str, float] = {}
 
+    def weigh(self, output_weight: float, slack_tokens: float) -> None:
+        """Count by other weights from now on."""
+        self._output_weight, self._slack_tokens = output_weight, slack_tokens
+
     def arrive(self, tenant_id: str, waiting: Collection[str]) -> None:
         """A tenant without waiting requests has one now.
 

@@ -10,27 +10,24 @@ from headrace_contracts.worker.v1.worker_pb2 import (
     WORKER_STATE_READY,
     WORKER_STATE_STUCK,
 )
-from headrace_router.candidate import Query
 from headrace_router.load_guard import Load
 from headrace_router.replicas import Replica
 
 NO_ROOM: Final = "no_room"
+EXCLUDED: Final = "excluded"
+ROLE: Final = "role"
 _STATE_NAMES = {WORKER_STATE_DRAINING: "draining", WORKER_STATE_STUCK: "stuck"}
 
 
-def unfit(replica: Replica, query: Query, now_s: float) -> str:
-    """Name what forbids *replica* for *query*; empty = nothing does. Waiting would not help."""
+def unavailable(replica: Replica, now_s: float) -> str:
+    """Name what forbids *replica* for every request; empty = nothing. Waiting would not help."""
     if not replica.is_reachable:
         return "unreachable"
     if replica.state != WORKER_STATE_READY:
         return _STATE_NAMES.get(replica.state, "loading")
     if not replica.is_fresh(now_s):
         return "stale"
-    if query.model not in replica.models:
-        return "model"
-    if replica.role == POOL_ROLE_PREFILL:
-        return "role"
-    return "excluded" if replica.key in query.excluded else ""
+    return ROLE if replica.role == POOL_ROLE_PREFILL else ""
 
 
 def has_room(replica: Replica, load: Load) -> bool:

@@ -31,6 +31,8 @@ class Load(NamedTuple):
     # Queued and running tokens.
     tokens: int
     num_requests: int
+    # KV that requests hold; a block that several share counts once as far as the worker told.
+    kv_tokens: int
 
 
 @dataclass(slots=True)
@@ -58,15 +60,18 @@ class _Account:
     def load(self, report: LoadReport | None) -> Load:
         total = self.all
         if report is None:
-            return Load(total.backlog_tokens, total.tokens, total.num_requests)
+            return Load(total.backlog_tokens, total.tokens, total.num_requests, total.tokens)
         backlog = report.queued_prefill_tokens
         tokens = report.queued_prefill_tokens + report.running_tokens
         num_requests = report.num_waiting + report.num_running
+        kv_tokens = report.kv_used_tokens
         for guard in self.unreported:
             backlog += guard.backlog_tokens
             tokens += guard.tokens
             num_requests += 1
-        return Load(backlog, max(tokens, total.tokens), max(num_requests, total.num_requests))
+            kv_tokens += guard.backlog_tokens
+        num_requests = max(num_requests, total.num_requests)
+        return Load(backlog, max(tokens, total.tokens), num_requests, kv_tokens)
 
 
 # Of a replica without requests of this router. Never changed.

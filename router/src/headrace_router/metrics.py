@@ -34,6 +34,24 @@ class RouterMetrics:
             ["policy"],
             registry=registry,
         )
+        self.shadow_decisions = Counter(
+            "headrace_router_shadow_decisions",
+            "Decisions that the shadow policy was asked about, by what it would have done.",
+            ["policy", "result"],
+            registry=registry,
+        )
+        self.shadow_gain_s = Histogram(
+            "headrace_router_shadow_gain_seconds",
+            "Predicted time to first token at the chosen replica less that at the shadow's.",
+            buckets=(-10.0, -1.0, -0.1, -0.01, 0.0, 0.01, 0.1, 1.0, 10.0),
+            registry=registry,
+        )
+        self.policy_reloads = Counter(
+            "headrace_router_policy_reloads",
+            "Times that the policy file changed, by whether it was taken up.",
+            ["result"],
+            registry=registry,
+        )
         self.refusals = Counter(
             "headrace_router_refusals",
             "Requests that got no replica, by reason.",

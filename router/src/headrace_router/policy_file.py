@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace_common.settings import SettingsError
-from headrace_router.policies import (
-    HoldParameters,
-    HoldPolicy,
-    Policy,
-    RandomPolicy,
-    RoundRobinPolicy,
-    ScoredPolicy,
+from headrace_router.policies.consistent_hash import (
+    ConsistentHashParameters,
+    ConsistentHashPolicy,
 )
+from headrace_router.policies.hold import HoldParameters, HoldPolicy
+from headrace_router.policies.min_ttft import MinTtftPolicy
+from headrace_router.policies.overlap_load import OverlapLoadPolicy
+from headrace_router.policies.policy import Policy
+from headrace_router.policies.power_of_two import PowerOfTwoPolicy
+from headrace_router.policies.prefix_threshold import (
+    PrefixThresholdParameters,
+    PrefixThresholdPolicy,
+)
+from headrace_router.policies.random_choice import RandomPolicy
+from headrace_router.policies.round_robin import RoundRobinPolicy
+from headrace_router.policies.session import SessionPolicy
+from headrace_router.policies.weighted import WeightedPolicy
 
-PolicyName = Literal["hold", "least-load", "weighted", "round-robin", "random"]
+PolicyName = Literal[
+    "hold",
+    "min-ttft",
+    "overlap-load",
+    "weighted",
+    "prefix-threshold",
+    "least-load",
+    "round-robin",
+    "random",
+    "power-of-two",
+    "consistent-hash",
+    "session",
+]
 
 
 class _Section(BaseModel):
@@ -31,6 +53,7 @@ class PickSection(_Section):
     """Which policy, and what it assumes."""
 
     policy: PolicyName = "hold"
+    shadow: PolicyName | None = None
     default_prefill_tokens_per_s: float = Field(default=1000.0, gt=0, le=1e7)
 
 
@@ -40,21 +63,48 @@ class HoldSection(_Section):
     own_weight: float = Field(default=2.0, ge=0, le=100)
     ageing_ratio: float = Field(default=0.2, ge=0, le=100)
     slack_s: float = Field(default=0.1, ge=0, le=600)
+    decode_weight: float = Field(default=1.0, ge=0, le=100)
 
 
 class WeightedSection(_Section):
     """Weights of the scorers."""
 
     prefix: float = Field(default=2.0, ge=0, le=100)
-    load: float = Field(default=1.0, ge=0, le=100)
+    kv: float = Field(default=1.0, ge=0, le=100)
+    queue: float = Field(default=1.0, ge=0, le=100)
+    load: float = Field(default=0.0, ge=0, le=100)
     session: float = Field(default=0.5, ge=0, le=100)
 
 
+class OverlapLoadSection(_Section):
+    """Knobs of `overlap-load`."""
+
+    prefill_weight: float = Field(default=2.0, ge=0, le=100)
+
+
+class PrefixThresholdSection(_Section):
+    """Knobs of `prefix-threshold`."""
+
+    least_match_ratio: float = Field(default=0.5, ge=0, le=1)
+    max_difference: int = Field(default=32, ge=0, le=1_000_000)
+    max_ratio: float = Field(default=1.1, ge=1, le=1000)
+
+
+class ConsistentHashSection(_Section):
+    """Knobs of `consistent-hash`."""
+
+    head_blocks: int = Field(default=8, ge=1, le=1_000_000)
+    max_load_ratio: float = Field(default=1.25, ge=1, le=1000)
+
+
 class QueueSection(_Section):
-    """Bounds of the queues."""
+    """Bounds and order of the queues."""
 
     max_waiting_per_model: int = Field(default=1024, ge=0, le=1_000_000)
     max_wait_s: float = Field(default=60.0, gt=0, le=3600)
+    promote_after_s: float = Field(default=15.0, gt=0, le=3600)
+    goal_window_s: float = Field(default=1.0, ge=0, le=3600)
+    max_batch_ttft_s: float = Field(default=30.0, ge=0, le=3600)
 
 
 class FairnessSection(_Section):
@@ -68,6 +118,7 @@ class ModelSection(_Section):
     """What differs for one model."""
 
     policy: PolicyName
+    shadow: PolicyName | None = None
 
 
 class PolicyFile(_Section):
@@ -77,6 +128,9 @@ class PolicyFile(_Section):
     pick: PickSection = PickSection()
     hold: HoldSection = HoldSection()
     weighted: WeightedSection = WeightedSection()
+    overlap_load: OverlapLoadSection = OverlapLoadSection()
+    prefix_threshold: PrefixThresholdSection = PrefixThresholdSection()
+    consistent_hash: ConsistentHashSection = ConsistentHashSection()
     queue: QueueSection = QueueSection()
     fairness: FairnessSection = FairnessSection()
     models: dict[str, ModelSection] = Field(default_factory=dict)
@@ -93,17 +147,35 @@ class PolicyFile(_Section):
             model: served name.
             random: what breaks ties.
         """
-        match self.policy_name(model):
-            case "hold":
-                return HoldPolicy(HoldParameters(**self.hold.model_dump()), random)
-            case "least-load":
-                return ScoredPolicy("least-load", {"load": 1.0}, random)
-            case "weighted":
-                return ScoredPolicy("weighted", self.weighted.model_dump(), random)
-            case "round-robin":
-                return RoundRobinPolicy()
-            case "random":
-                return RandomPolicy(random)
+        return _MAKERS[self.policy_name(model)](self, random)
+
+    def make_shadow(self, model: str, random: Random) -> Policy | None:
+        """Make the policy that is scored beside a model's own and never used, if there is one."""
+        section = self.models.get(model)
+        name = self.pick.shadow if section is None else section.shadow
+        return None if name is None else _MAKERS[name](self, random)
+
+
+# How each policy is made out of its section.
+_MAKERS: Final[dict[PolicyName, Callable[[PolicyFile, Random], Policy]]] = {
+    "hold": lambda file, random: HoldPolicy(HoldParameters(**file.hold.model_dump()), random),
+    "min-ttft": lambda _file, random: MinTtftPolicy(random),
+    "overlap-load": lambda file, random: OverlapLoadPolicy(
+        file.overlap_load.prefill_weight, random
+    ),
+    "weighted": lambda file, random: WeightedPolicy("weighted", file.weighted.model_dump(), random),
+    "prefix-threshold": lambda file, random: PrefixThresholdPolicy(
+        PrefixThresholdParameters(**file.prefix_threshold.model_dump()), random
+    ),
+    "least-load": lambda _file, random: WeightedPolicy("least-load", {"load": 1.0}, random),
+    "round-robin": lambda _file, _random: RoundRobinPolicy(),
+    "random": lambda _file, random: RandomPolicy(random),
+    "power-of-two": lambda _file, random: PowerOfTwoPolicy(random),
+    "consistent-hash": lambda file, _random: ConsistentHashPolicy(
+        ConsistentHashParameters(**file.consistent_hash.model_dump())
+    ),
+    "session": lambda _file, random: SessionPolicy(random),
+}
 
 
 def load_policy_file(path: Path | None) -> PolicyFile:

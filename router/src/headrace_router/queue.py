@@ -1,8 +1,12 @@
 """Pure: the requests of one model that wait for a replica.
 
-Order: class of service, then the tenant served least, then the policy's urgency. The queue is
-bounded; when it is full, a newcomer takes the place of the newest request of a lower class, or of
-the tenant with the most waiting requests, and is refused if it is of that kind itself.
+Order: class of service, then the tenant served least, then requests whose own goal for the first
+token is about to be missed (earliest first), then the policy's urgency. A goal that can no longer
+be met presses no more, or one late request would make all others late. Age lifts a request into
+the next higher class, so that no class starves.
+
+The queue is bounded; when it is full, a newcomer takes the place of the newest request of a lower
+class, or of the tenant with the most waiting requests, and is refused if it is of that kind itself.
 """
 
 from __future__ import annotations
@@ -11,10 +15,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from headrace_common.errors import QueueFull
-from headrace_router.candidate import Query
+from headrace_common.errors import HeadraceError, QueueFull
+from headrace_router.candidate import HIGH, Query
 from headrace_router.fairness import VirtualCounters
 from headrace_router.pick import Choice
+from headrace_router.policy_file import QueueSection
 
 # Requests looked at per release.
 SCAN_LIMIT = 48
@@ -29,7 +34,12 @@ class Waiting:
     # Monotonic time at which it is given up.
     deadline_s: float
     # Set by the queue's owner when the request leaves: how it left.
-    on_leave: Callable[[Choice | Exception], None] = field(repr=False)
+    on_leave: Callable[[Choice | HeadraceError], None] = field(repr=False)
+    # Class of service it has risen to by age.
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        self.priority = self.query.priority
 
     def waited_s(self, now_s: float) -> float:
         """Time spent here."""
@@ -48,15 +58,20 @@ class ModelQueue:
     """Waiting requests of one model.
 
     Args:
+        model: served name.
         counters: what tenants were given.
-        max_waiting: bound on the length.
+        rules: bounds, age and goals.
     """
 
-    def __init__(self, counters: VirtualCounters, max_waiting: int) -> None:
-        self._counters, self._max_waiting = counters, max_waiting
+    def __init__(self, model: str, counters: VirtualCounters, rules: QueueSection) -> None:
+        self.model, self._counters, self._rules = model, counters, rules
         # class of service -> tenant -> requests, oldest first
         self._classes: dict[int, dict[str, dict[Waiting, None]]] = {}
         self._num_waiting = 0
+
+    def use(self, rules: QueueSection) -> None:
+        """Go on by other rules. Requests beyond a smaller bound stay."""
+        self._rules = rules
 
     def __len__(self) -> int:
         return self._num_waiting
@@ -71,7 +86,7 @@ class ModelQueue:
             QueueFull: there is no place for this one.
         """
         victim = None
-        if self._num_waiting >= self._max_waiting:
+        if self._num_waiting >= self._rules.max_waiting_per_model:
             victim = self._victim(one)
             if victim is None:
                 raise QueueFull(
@@ -79,24 +94,17 @@ class ModelQueue:
                     retry_after_s=retry_after_s,
                 )
             self.remove(victim)
-        tenants = self._classes.setdefault(one.query.priority, {})
-        tenant_id = one.query.tenant_id
-        if tenant_id not in tenants:
-            self._counters.arrive(tenant_id, tenants.keys())
-            tenants[tenant_id] = {}
-        tenants[tenant_id][one] = None
+        self._insert(one)
         self._num_waiting += 1
         return victim
 
     def remove(self, one: Waiting) -> bool:
         """Take a request out; tell whether it was in."""
-        tenants = self._classes.get(one.query.priority, {})
+        tenants = self._classes.get(one.priority, {})
         waiting = tenants.get(one.query.tenant_id, {})
         if one not in waiting:
             return False
-        del waiting[one]
-        if not waiting:
-            del tenants[one.query.tenant_id]
+        self._take_out(one, tenants, waiting)
         self._num_waiting -= 1
         return True
 
@@ -122,25 +130,73 @@ class ModelQueue:
             choose: the choice for a request, or None if it must wait.
             now_s: monotonic time.
         """
+        self._promote(now_s)
         budget = SCAN_LIMIT
         for priority in sorted(self._classes, reverse=True):
             tenants = self._classes[priority]
             ranks = self._counters.ranks(tenants.keys())
             for rank in sorted(set(ranks.values())):
                 equals = [tenants[tenant] for tenant, one in ranks.items() if one == rank]
-                best: Release | None = None
-                best_urgency = float("inf")
-                for one in _interleave(equals, budget):
-                    budget -= 1
-                    choice = choose(one)
-                    if choice is None:
-                        continue
-                    urgency = choice.policy.urgency(choice.chosen, one.waited_s(now_s))
-                    if urgency < best_urgency:
-                        best, best_urgency = Release(one, choice), urgency
+                scanned = _interleave(equals, budget)
+                budget -= len(scanned)
+                best = self._best(scanned, choose, now_s)
                 if best is not None or budget <= 0:
                     return best
         return None
+
+    def _best(
+        self, scanned: list[Waiting], choose: Callable[[Waiting], Choice | None], now_s: float
+    ) -> Release | None:
+        best: Release | None = None
+        best_order = (True, 0.0, 0.0)
+        for one in scanned:
+            choice = choose(one)
+            if choice is None:
+                continue
+            urgency = choice.policy.urgency(choice.chosen, one.waited_s(now_s))
+            goal_s = self._pressing_goal_s(one, choice, now_s)
+            order = (goal_s is None, goal_s or 0.0, urgency)
+            if best is None or order < best_order:
+                best, best_order = Release(one, choice), order
+        return best
+
+    def _pressing_goal_s(self, one: Waiting, choice: Choice, now_s: float) -> float | None:
+        """Return when the first token is due, if that is soon and can still be met."""
+        if not one.query.ttft_goal_s:
+            return None
+        goal_s = one.arrived_s + one.query.ttft_goal_s
+        spare_s = goal_s - now_s - choice.chosen.predicted_ttft_s
+        return goal_s if 0 <= spare_s <= self._rules.goal_window_s else None
+
+    def _promote(self, now_s: float) -> None:
+        """Lift what has waited long into the next higher class, one class per waiting period."""
+        for priority in sorted(self._classes):
+            if priority >= HIGH:
+                continue
+            for waiting in list(self._classes[priority].values()):
+                for one in list(waiting):
+                    steps = priority + 1 - one.query.priority
+                    if one.waited_s(now_s) < steps * self._rules.promote_after_s:
+                        # Oldest first: the rest is younger.
+                        break
+                    self._take_out(one, self._classes[priority], waiting)
+                    one.priority = priority + 1
+                    self._insert(one)
+
+    def _insert(self, one: Waiting) -> None:
+        tenants = self._classes.setdefault(one.priority, {})
+        tenant_id = one.query.tenant_id
+        if tenant_id not in tenants:
+            self._counters.arrive(tenant_id, tenants.keys())
+            tenants[tenant_id] = {}
+        tenants[tenant_id][one] = None
+
+    def _take_out(
+        self, one: Waiting, tenants: dict[str, dict[Waiting, None]], waiting: dict[Waiting, None]
+    ) -> None:
+        del waiting[one]
+        if not waiting:
+            del tenants[one.query.tenant_id]
 
     def _victim(self, newcomer: Waiting) -> Waiting | None:
         occupied = [priority for priority, tenants in self._classes.items() if tenants]

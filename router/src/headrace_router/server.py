@@ -142,6 +142,7 @@ def _query(request: PickRequest) -> Query:
         excluded=frozenset(ReplicaKey.of(ref) for ref in request.excluded),
         tenant_id=request.tenant_id,
         session_id=request.session_id,
+        ttft_goal_s=request.ttft_slo_ms / 1000,
     )
 
 

@@ -17,6 +17,7 @@ from headrace_contracts.worker.v1.worker_pb2 import (
     LoadReport,
     WatchLoadRequest,
 )
+from headrace_router.decode_prediction import DecodePredictor
 from headrace_router.load_guard import LoadBook
 from headrace_router.replicas import ReplicaTable
 
@@ -34,11 +35,20 @@ class WorkerWatch:
         address: host:port.
         table: where what it says is kept.
         loads: told of each report, to reconcile its own count.
+        decode: told of each report, to learn from it.
         clock: time.
     """
 
-    def __init__(self, address: str, table: ReplicaTable, loads: LoadBook, clock: Clock) -> None:
+    def __init__(
+        self,
+        address: str,
+        table: ReplicaTable,
+        loads: LoadBook,
+        decode: DecodePredictor,
+        clock: Clock,
+    ) -> None:
         self._address, self._table, self._loads, self._clock = address, table, loads, clock
+        self._decode = decode
 
     async def follow(self) -> None:
         """Follow one connection to its end; the worker is unreachable from then on.
@@ -60,7 +70,9 @@ class WorkerWatch:
 
     async def _take(self, channel: Channel, report: LoadReport) -> None:
         now_s = self._clock.now_s()
-        self._loads.note_report(ReplicaKey.of(report.replica), now_s)
+        key = ReplicaKey.of(report.replica)
+        self._loads.note_report(key, now_s)
+        self._decode.observe(key, report)
         if not self._table.report(self._address, report, now_s):
             await self._describe(channel)
             self._table.report(self._address, report, now_s)

@@ -18,9 +18,10 @@ def score(query: Query, candidates: Sequence[Candidate]) -> list[float]:
     """Rate each candidate by a hash of session and worker; without a session all are 0."""
     if not query.session_id:
         return [0.0] * len(candidates)
-    return [_weight(query.session_id, one.key.worker_id) for one in candidates]
+    return [rendezvous_weight(query.session_id, one.key.worker_id) for one in candidates]
 
 
-def _weight(session_id: str, worker_id: str) -> float:
-    text = f"{len(session_id)}:{session_id}{worker_id}".encode()
+def rendezvous_weight(name: str, worker_id: str) -> float:
+    """Return how much *name* belongs to a worker, from 0 to 1; the highest one is its home."""
+    text = f"{len(name)}:{name}{worker_id}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") / _MAX

@@ -1,0 +1,339 @@
+"""Pure: queues and picks, from a request's arrival to its end, on a clock that is handed in.
+
+A newcomer that may go at once goes at once; it cannot overtake a waiting request that could have
+gone, since those are released at every change of load or replicas. The service drives it from its
+event loop (`dispatcher.py`), the simulator from its own time (`simulate/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import TypeAlias
+
+from headrace_common.clock import Clock
+from headrace_common.errors import HeadraceError, QueueFull
+from headrace_contracts.router.v1.router_pb2 import PickProgress
+from headrace_router.candidate import BATCH, Query
+from headrace_router.decode_prediction import DecodePredictor
+from headrace_router.fairness import VirtualCounters
+from headrace_router.load_guard import LoadBook, LoadGuard
+from headrace_router.metrics import RouterMetrics
+from headrace_router.pick import Choice, FleetView, Pipeline
+from headrace_router.policies.policy import Policy
+from headrace_router.policy_file import PolicyFile
+from headrace_router.prediction import PrefillPredictor
+from headrace_router.queue import ModelQueue, Waiting
+from headrace_router.shadow import Shadow
+
+_MIN_RETRY_S, _MAX_RETRY_S = 1.0, 30.0
+
+Outcome: TypeAlias = Choice | HeadraceError
+
+
+class Ticket:
+    """A request's place: first in a queue, then on a replica. `close` gives back whichever it has.
+
+    Args:
+        query: the request.
+        desk: who keeps the queues.
+        on_outcome: told once which replica it got, or why none; not called after `close`.
+    """
+
+    def __init__(self, query: Query, desk: PickDesk, on_outcome: Callable[[Outcome], None]) -> None:
+        self.query, self._desk, self._on_outcome = query, desk, on_outcome
+        self.waiting: Waiting | None = None
+        self.guard: LoadGuard | None = None
+        self.queue_s = 0.0
+        self._choice: Choice | None = None
+        self._is_started, self._output_tokens = False, 0
+
+    def leave(self, outcome: Outcome, guard: LoadGuard | None = None) -> None:
+        """Take the queue's verdict. Called by the desk."""
+        self.waiting, self.guard = None, guard
+        if not isinstance(outcome, HeadraceError):
+            self._choice = outcome
+        self._on_outcome(outcome)
+
+    def progress(self, message: PickProgress) -> None:
+        """Take a report of how the request goes on."""
+        if self.guard is None or self._choice is None:
+            return
+        if message.first_token and not self._is_started:
+            self._is_started = True
+            self._desk.started(self.query, self._choice, self.guard, message)
+        fresh = message.output_tokens - self._output_tokens
+        if fresh > 0:
+            self._output_tokens = message.output_tokens
+            self.guard.add_output(fresh)
+            self._desk.counters.charge(self.query.tenant_id, output_tokens=fresh)
+
+    def close(self) -> None:
+        """Leave the queue or give the load back, once. Idempotent."""
+        self._desk.close(self, self._output_tokens)
+
+
+class PickDesk:
+    """Owns the queues of all models. Belongs to one thread.
+
+    Args:
+        pipeline: how a replica is chosen.
+        loads: where decisions are booked.
+        predictor: learns from what really happened to prefills.
+        decode: learns how long outputs are.
+        policy_file: policies and bounds.
+        clock: time.
+        random: tie-breaks.
+        metrics: what is counted.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        loads: LoadBook,
+        predictor: PrefillPredictor,
+        decode: DecodePredictor,
+        policy_file: PolicyFile,
+        clock: Clock,
+        random: Random,
+        metrics: RouterMetrics,
+    ) -> None:
+        self._pipeline, self._loads = pipeline, loads
+        self._predictor, self._decode = predictor, decode
+        self._clock, self._random, self._metrics = clock, random, metrics
+        self._shadow = Shadow(metrics)
+        self._queues: dict[str, ModelQueue] = {}
+        self._policies: dict[str, tuple[Policy, Policy | None]] = {}
+        self._mean_own_s = 0.1
+        self._listener: Callable[[], None] = lambda: None
+        section = policy_file.fairness
+        self.counters = VirtualCounters(section.output_weight, section.slack_tokens)
+        self._file = policy_file
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call *listener* when a pass over the queues may release something."""
+        self._listener = listener
+
+    def use(self, policy_file: PolicyFile) -> None:
+        """Go on by another policy file. Waiting requests stay; bounds count for newcomers."""
+        self._file = policy_file
+        self._policies.clear()
+        section = policy_file.fairness
+        self.counters.weigh(section.output_weight, section.slack_tokens)
+        for queue in self._queues.values():
+            queue.use(policy_file.queue)
+        self.notice_change()
+
+    def notice_change(self) -> None:
+        """Look at the queues soon: load or replicas have changed."""
+        if self._queues:
+            self._listener()
+
+    def submit(
+        self, query: Query, max_wait_s: float | None, on_outcome: Callable[[Outcome], None]
+    ) -> Ticket:
+        """Pick at once or queue.
+
+        Args:
+            query: the request.
+            max_wait_s: longest wait; None = the file's.
+            on_outcome: told which replica it got, at once or later.
+
+        Raises:
+            HeadraceError: no replica, no such model, or the queue is full.
+        """
+        ticket, now_s = Ticket(query, self, on_outcome), self._clock.now_s()
+        try:
+            view = self._pipeline.view(query.model, now_s)
+            choice = self._choose(query, view)
+            if choice is not None:
+                self._book(ticket, choice, now_s)
+            else:
+                self._admit(query, view)
+                self._enqueue(ticket, max_wait_s, now_s)
+        except HeadraceError as error:
+            self._metrics.refusals.labels(error.reason).inc()
+            raise
+        return ticket
+
+    def close(self, ticket: Ticket, output_tokens: int) -> None:
+        """Take a ticket out of its queue or off its replica. Called by tickets."""
+        if ticket.waiting is not None:
+            self._leave_queue(ticket.waiting)
+            ticket.waiting = None
+        if ticket.guard is not None and ticket.guard.release():
+            if output_tokens:
+                self._decode.observe_output(ticket.query.model, output_tokens)
+            self._metrics.in_flight.set(self._loads.num_requests())
+            self.notice_change()
+
+    def started(
+        self, query: Query, choice: Choice, guard: LoadGuard, message: PickProgress
+    ) -> None:
+        """Learn from a first token. Called by tickets."""
+        chosen = choice.chosen
+        guard.first_token(self._clock.now_s())
+        self._metrics.predicted_tokens.inc(query.cached_tokens(chosen.hit_blocks))
+        self._metrics.cached_tokens.inc(message.cached_tokens)
+        if message.ttft_s > 0 and chosen.predicted_ttft_s > 0:
+            self._metrics.ttft_error_ratio.observe(message.ttft_s / chosen.predicted_ttft_s)
+            self._predictor.observe(chosen.key, chosen.predicted_ttft_s, message.ttft_s)
+        self.notice_change()
+
+    def release_all(self) -> None:
+        """Make one pass over all queues."""
+        now_s = self._clock.now_s()
+        for queue in list(self._queues.values()):
+            for one in queue.expired(now_s):
+                self._fail(one, self._too_long())
+            self._release(queue, now_s)
+
+    def next_deadline_s(self) -> float | None:
+        """Return when the next waiting request must be given up; None = nobody waits."""
+        deadlines = [queue.next_deadline_s() for queue in self._queues.values()]
+        return min((one for one in deadlines if one is not None), default=None)
+
+    def num_waiting(self) -> int:
+        """Count the requests in all queues."""
+        return sum(len(queue) for queue in self._queues.values())
+
+    def _release(self, queue: ModelQueue, now_s: float) -> None:
+        if not queue:
+            return
+        view = self._pipeline.view(queue.model, now_s)
+        policy, _ = self._policies_of(queue.model)
+        while True:
+            if not view.is_hopeless() and not policy.may_release(view.least_backlog_s()):
+                return
+            failed: dict[Waiting, HeadraceError] = {}
+            release = queue.next_release(partial(self._try_choose, view, failed), now_s)
+            for one, error in failed.items():
+                self._fail(one, error)
+            if release is not None:
+                self._leave_queue(release.waiting)
+                release.waiting.on_leave(release.choice)
+                self._pipeline.mend(view, release.choice.chosen.key)
+            elif not failed:
+                return
+
+    def _try_choose(
+        self, view: FleetView, failed: dict[Waiting, HeadraceError], one: Waiting
+    ) -> Choice | None:
+        try:
+            return self._choose(one.query, view)
+        except HeadraceError as error:
+            failed[one] = error
+            return None
+
+    def _choose(self, query: Query, view: FleetView) -> Choice | None:
+        policy, _ = pair = self._policies_of(query.model)
+        with self._metrics.decision_s.time():
+            choice = self._pipeline.choose(query, policy, view)
+        # Remembered only for models that exist: names come from callers.
+        self._policies[query.model] = pair
+        return choice
+
+    def _policies_of(self, model: str) -> tuple[Policy, Policy | None]:
+        known = self._policies.get(model)
+        if known is not None:
+            return known
+        return (
+            self._file.make_policy(model, self._random),
+            self._file.make_shadow(model, self._random),
+        )
+
+    def _book(self, ticket: Ticket, choice: Choice, arrived_s: float) -> None:
+        query, chosen, now_s = ticket.query, choice.chosen, self._clock.now_s()
+        _, shadow = self._policies_of(query.model)
+        if shadow is not None:
+            self._shadow.compare(query, choice, shadow)
+        guard = self._loads.book(
+            chosen.key,
+            query.chain,
+            uncached_tokens=chosen.uncached_tokens,
+            prompt_tokens=query.prompt_tokens,
+            now_s=now_s,
+        )
+        ticket.queue_s = now_s - arrived_s
+        self.counters.charge(query.tenant_id, prompt_tokens=chosen.uncached_tokens)
+        self._mean_own_s += 0.05 * (chosen.own_s - self._mean_own_s)
+        self._metrics.decisions.labels(choice.policy.name).inc()
+        self._metrics.queue_s.observe(ticket.queue_s)
+        self._metrics.in_flight.set(self._loads.num_requests())
+        ticket.leave(choice, guard)
+
+    def _admit(self, query: Query, view: FleetView) -> None:
+        """Refuse batch traffic that would wait longer than it may; the rest queues.
+
+        Raises:
+            QueueFull: it is better sent again later.
+        """
+        limit_s = self._file.queue.max_batch_ttft_s
+        if query.priority != BATCH or not limit_s:
+            return
+        waiting_s = self.num_waiting() * self._mean_own_s / max(len(view.replicas), 1)
+        least_backlog_s = view.least_backlog_s()
+        predicted_s = waiting_s + (0.0 if least_backlog_s == float("inf") else least_backlog_s)
+        if predicted_s > limit_s:
+            raise QueueFull(
+                "Batch requests cannot be served in time now. Try again later.",
+                retry_after_s=min(max(predicted_s - limit_s, _MIN_RETRY_S), _MAX_RETRY_S),
+            )
+
+    def _enqueue(self, ticket: Ticket, max_wait_s: float | None, now_s: float) -> None:
+        section = self._file.queue
+        wait_s = section.max_wait_s if max_wait_s is None else min(max_wait_s, section.max_wait_s)
+
+        def on_leave(outcome: Outcome) -> None:
+            if isinstance(outcome, HeadraceError):
+                ticket.leave(outcome)
+            else:
+                self._book(ticket, outcome, now_s)
+
+        model = ticket.query.model
+        queue = self._queues.get(model)
+        if queue is None:
+            queue = self._queues[model] = ModelQueue(model, self.counters, section)
+        waiting = Waiting(ticket.query, now_s, now_s + wait_s, on_leave)
+        try:
+            victim = queue.add(waiting, self._retry_after_s())
+        finally:
+            self._tidy(model)
+        ticket.waiting = waiting
+        if victim is not None:
+            victim.on_leave(self._full())
+            self._metrics.refusals.labels(QueueFull.reason).inc()
+        self._metrics.waiting.set(self.num_waiting())
+        self.notice_change()
+
+    def _fail(self, one: Waiting, error: HeadraceError) -> None:
+        self._leave_queue(one)
+        self._metrics.refusals.labels(error.reason).inc()
+        one.on_leave(error)
+
+    def _leave_queue(self, one: Waiting) -> None:
+        queue = self._queues.get(one.query.model)
+        if queue is not None:
+            queue.remove(one)
+            self._tidy(one.query.model)
+        self._metrics.waiting.set(self.num_waiting())
+
+    def _tidy(self, model: str) -> None:
+        if not self._queues[model]:
+            del self._queues[model]
+
+    def _retry_after_s(self) -> float:
+        # About when half of those waiting will have gone.
+        return min(max(self.num_waiting() * self._mean_own_s / 2, _MIN_RETRY_S), _MAX_RETRY_S)
+
+    def _full(self) -> QueueFull:
+        return QueueFull(
+            "Too many requests wait for this model. Try again later.",
+            retry_after_s=self._retry_after_s(),
+        )
+
+    def _too_long(self) -> QueueFull:
+        return QueueFull(
+            "No replica came free in time. Try again later.", retry_after_s=self._retry_after_s()
+        )

@@ -1,0 +1,76 @@
+"""Pure: `hold`, the default: wait in the router for the replica where the request costs least.
+
+cost = backlog + (1 + own_weight) x own + decode_weight x decode, all predicted seconds::
+
+    backlog   prefill that is queued at the replica
+    own       prefill of this request's uncached tokens; weighted, since recomputing a prefix
+              takes capacity from everybody, not only from this request
+    decode    how long its output takes beside the streams that run there: what makes a hot
+              prefix get a second home while its first one is busy generating
+
+While the cheapest replica has more backlog than `slack_s`, or no room for the prompt's KV, the
+request stays in the queue: later it costs less there, and recomputing elsewhere would cost the
+fleet. Of those that may go the smallest own - ageing_ratio x waited goes first. Late binding and
+that order each help, together most (docs/routing-simulation.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from headrace_router.candidate import Candidate, Query
+from headrace_router.picker import near_best, pick_one
+from headrace_router.policies.policy import NEAR_RATIO, NEAR_S
+
+
+@dataclass(frozen=True, slots=True)
+class HoldParameters:
+    """Knobs of `hold`; the defaults come from simulation on a real trace."""
+
+    # The request's own prefill counts 1 + this many times against a replica's backlog.
+    own_weight: float = 2.0
+    # Seconds of own work that one second of waiting is worth.
+    ageing_ratio: float = 0.2
+    # Predicted prefill backlog at which a replica still takes a request. Seconds.
+    slack_s: float = 0.1
+    # What a second of decode counts against a second of backlog.
+    decode_weight: float = 1.0
+
+
+class HoldPolicy:
+    """See the module.
+
+    Args:
+        parameters: the knobs.
+        random: what spreads near-equals.
+    """
+
+    name = "hold"
+
+    def __init__(self, parameters: HoldParameters, random: Random) -> None:
+        self._weight = 1 + parameters.own_weight
+        self._decode_weight = parameters.decode_weight
+        self._ageing_ratio, self._slack_s = parameters.ageing_ratio, parameters.slack_s
+        self._random = random
+
+    def choose(self, query: Query, candidates: Sequence[Candidate]) -> Candidate | None:
+        """Return the cheapest replica, or None while it is busy."""
+        costs = [
+            one.backlog_s + self._weight * one.own_s + self._decode_weight * one.decode_s
+            for one in candidates
+        ]
+        for one, cost in zip(candidates, costs, strict=True):
+            one.total_score = -cost
+        equals = near_best(candidates, costs, ratio=NEAR_RATIO, least=NEAR_S)
+        open_ones = [one for one in equals if one.backlog_s <= self._slack_s and one.has_kv_room()]
+        return pick_one(query, open_ones, self._random) if open_ones else None
+
+    def may_release(self, least_backlog_s: float) -> bool:
+        """Only to a replica with little backlog."""
+        return least_backlog_s <= self._slack_s
+
+    def urgency(self, chosen: Candidate, waited_s: float) -> float:
+        """Shortest own work first, with age."""
+        return chosen.own_s - self._ageing_ratio * waited_s
