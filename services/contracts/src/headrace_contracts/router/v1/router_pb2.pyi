@@ -155,6 +155,8 @@ class Decision(_message.Message):
     LOAD_STALENESS_S_FIELD_NUMBER: _builtins.int
     PREFILL_REPLICA_FIELD_NUMBER: _builtins.int
     PREFILL_ADDRESS_FIELD_NUMBER: _builtins.int
+    SHADOW_POLICY_FIELD_NUMBER: _builtins.int
+    SHADOW_REPLICA_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     address: _builtins.str
     """host:port of the worker's gRPC server."""
@@ -168,6 +170,10 @@ class Decision(_message.Message):
     """Age of the index and load information used. Seconds."""
     load_staleness_s: _builtins.float
     prefill_address: _builtins.str
+    shadow_policy: _builtins.str
+    """What the shadow policy would have chosen; both absent without one, the replica also if it would
+    have let the request wait.
+    """
     @_builtins.property
     def replica(self) -> _types_pb2.ReplicaRef: ...
     @_builtins.property
@@ -176,6 +182,8 @@ class Decision(_message.Message):
     def prefill_replica(self) -> _types_pb2.ReplicaRef:
         """Prefill replica of a prefill/decode pair; absent = one replica does both."""
 
+    @_builtins.property
+    def shadow_replica(self) -> _types_pb2.ReplicaRef: ...
     def __init__(
         self,
         *,
@@ -191,10 +199,12 @@ class Decision(_message.Message):
         load_staleness_s: _builtins.float = ...,
         prefill_replica: _types_pb2.ReplicaRef | None = ...,
         prefill_address: _builtins.str = ...,
+        shadow_policy: _builtins.str = ...,
+        shadow_replica: _types_pb2.ReplicaRef | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prefill_replica", b"prefill_replica", "replica", b"replica"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prefill_replica", b"prefill_replica", "replica", b"replica", "shadow_replica", b"shadow_replica"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "candidates", b"candidates", "index_staleness_s", b"index_staleness_s", "load_staleness_s", b"load_staleness_s", "policy", b"policy", "predicted_hit_blocks", b"predicted_hit_blocks", "predicted_ttft_s", b"predicted_ttft_s", "prefill_address", b"prefill_address", "prefill_replica", b"prefill_replica", "queue_s", b"queue_s", "replica", b"replica", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "candidates", b"candidates", "index_staleness_s", b"index_staleness_s", "load_staleness_s", b"load_staleness_s", "policy", b"policy", "predicted_hit_blocks", b"predicted_hit_blocks", "predicted_ttft_s", b"predicted_ttft_s", "prefill_address", b"prefill_address", "prefill_replica", b"prefill_replica", "queue_s", b"queue_s", "replica", b"replica", "request_id", b"request_id", "shadow_policy", b"shadow_policy", "shadow_replica", b"shadow_replica"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
