@@ -19,6 +19,18 @@ def test_a_decision_tells_its_reasons(fleet, ask) -> None:
     assert message.predicted_ttft_s == first.scores["own_s"]
 
 
+def test_the_shadow_is_told_beside_the_choice(fleet, ask) -> None:
+    """Its name, and its replica unless it would have let the request wait."""
+    key = fleet.add("w1")
+    choice = fleet.choose(ask(100))
+    choice.shadow = ("min-ttft", key)
+    message = to_message(ask(100), choice, queue_s=0.0, index_staleness_s=0.0)
+    assert (message.shadow_policy, message.shadow_replica.worker_id) == ("min-ttft", "w1")
+    choice.shadow = ("hold", None)
+    message = to_message(ask(100), choice, queue_s=0.0, index_staleness_s=0.0)
+    assert (message.shadow_policy, message.HasField("shadow_replica")) == ("hold", False)
+
+
 def test_a_large_fleet_is_told_in_part(fleet, ask) -> None:
     """The chosen one first, then the best."""
     for number in range(MAX_CANDIDATES + 20):

@@ -43,4 +43,4 @@ def test_a_shadow_that_would_wait_says_so(ask) -> None:
     metrics = RouterMetrics(CollectorRegistry())
     Shadow(metrics).compare(ask(), choice, HoldPolicy(HoldParameters(), Random(1)))
     assert metrics.shadow_decisions.labels("hold", "wait")._value.get() == 1
-    assert choice.shadow is None
+    assert choice.shadow == ("hold", None)

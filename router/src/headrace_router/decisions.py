@@ -43,6 +43,7 @@ def to_message(
 ) -> Decision:
     """Render a choice with its reasons."""
     chosen = choice.chosen
+    shadow_policy, shadow_key = choice.shadow or ("", None)
     return Decision(
         request_id=query.request_id,
         replica=chosen.key.to_ref(),
@@ -54,6 +55,8 @@ def to_message(
         candidates=[_candidate(one) for one in _told(choice)],
         index_staleness_s=index_staleness_s,
         load_staleness_s=choice.load_staleness_s,
+        shadow_policy=shadow_policy,
+        shadow_replica=None if shadow_key is None else shadow_key.to_ref(),
     )
 
 
@@ -77,4 +80,5 @@ def _candidate(one: Candidate) -> CandidateMessage:
     )
     message.scores["backlog_s"] = one.backlog_s
     message.scores["own_s"] = one.own_s
+    message.scores["decode_s"] = one.decode_s
     return message

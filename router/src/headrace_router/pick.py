@@ -40,8 +40,8 @@ class Choice:
     policy: Policy
     # Age of the chosen replica's load report. Seconds.
     load_staleness_s: float
-    # What the shadow policy would have chosen: its name and replica.
-    shadow: tuple[str, ReplicaKey] | None = None
+    # What the shadow policy would have chosen: its name and replica, None = let it wait.
+    shadow: tuple[str, ReplicaKey | None] | None = None
 
 
 @dataclass(slots=True)

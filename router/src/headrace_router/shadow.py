@@ -33,11 +33,11 @@ class Shadow:
             if not one.filtered_by
         ]
         other = shadow.choose(query, copies)
+        choice.shadow = (shadow.name, None if other is None else other.key)
         if other is None:
             result = "wait"
         else:
             result = "same" if other.key == choice.chosen.key else "other"
             gained_s = choice.chosen.predicted_ttft_s - other.predicted_ttft_s
             self._metrics.shadow_gain_s.observe(gained_s)
-            choice.shadow = (shadow.name, other.key)
         self._metrics.shadow_decisions.labels(shadow.name, result).inc()
