@@ -14,6 +14,7 @@ class RouterMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._make_pick_collectors(registry)
+        self._make_policy_collectors(registry)
         self._make_index_collectors(registry)
         self.replicas = Gauge(
             "headrace_router_replicas",
@@ -32,24 +33,6 @@ class RouterMetrics:
             "headrace_router_decisions",
             "Replicas picked, by policy.",
             ["policy"],
-            registry=registry,
-        )
-        self.shadow_decisions = Counter(
-            "headrace_router_shadow_decisions",
-            "Decisions that the shadow policy was asked about, by what it would have done.",
-            ["policy", "result"],
-            registry=registry,
-        )
-        self.shadow_gain_s = Histogram(
-            "headrace_router_shadow_gain_seconds",
-            "Predicted time to first token at the chosen replica less that at the shadow's.",
-            buckets=(-10.0, -1.0, -0.1, -0.01, 0.0, 0.01, 0.1, 1.0, 10.0),
-            registry=registry,
-        )
-        self.policy_reloads = Counter(
-            "headrace_router_policy_reloads",
-            "Times that the policy file changed, by whether it was taken up.",
-            ["result"],
             registry=registry,
         )
         self.refusals = Counter(
@@ -92,6 +75,26 @@ class RouterMetrics:
             "headrace_router_ttft_error_ratio",
             "Observed / predicted time to first token.",
             buckets=(0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.5, 2.0, 4.0, 10.0),
+            registry=registry,
+        )
+
+    def _make_policy_collectors(self, registry: CollectorRegistry) -> None:
+        self.shadow_decisions = Counter(
+            "headrace_router_shadow_decisions",
+            "Decisions that the shadow policy was asked about, by what it would have done.",
+            ["policy", "result"],
+            registry=registry,
+        )
+        self.shadow_gain_s = Histogram(
+            "headrace_router_shadow_gain_seconds",
+            "Predicted time to first token at the chosen replica less that at the shadow's.",
+            buckets=(-10.0, -1.0, -0.1, -0.01, 0.0, 0.01, 0.1, 1.0, 10.0),
+            registry=registry,
+        )
+        self.policy_reloads = Counter(
+            "headrace_router_policy_reloads",
+            "Times that the policy file changed, by whether it was taken up.",
+            ["result"],
             registry=registry,
         )
 
