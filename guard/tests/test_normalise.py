@@ -58,7 +58,25 @@ def test_each_mode_treats_invisible_characters_its_own_way() -> None:
         Mode.DROPPED: "abd",
         Mode.SEPARATED: "a b d",
         Mode.DECODED: "abcd",
+        Mode.LOOKALIKE: "abd",
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\u0441\u0430n\u0430ry", "canary"),
+        ("\u0441\u0430\u0301n\u0430ry", "canary"),
+        ("\u03b1\u03bf", "ao"),
+        ("\u0661\u0662\u0663", "123"),
+        ("a\u2010b\u2212c", "a-b-c"),
+        ("水車", "水車"),
+        ("øre", "ore"),
+    ],
+)
+def test_lookalikes_are_read_as_ascii(text: str, shown: str) -> None:
+    """Letters by their looks, digits by what they mean; what looks like nothing stays."""
+    assert view_of(text, Mode.LOOKALIKE, is_folded=True).text == shown
 
 
 def test_equal_views_are_looked_at_once() -> None:

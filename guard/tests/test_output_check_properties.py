@@ -64,6 +64,19 @@ _PIECES = st.sampled_from(
             "A1b2C3d4E5f6",
             "\U000e0063\U000e0061",
         ),
+        *(
+            "c4n4ry",
+            "c4",
+            "n@",
+            "kiI",
+            "c a",
+            " n-a",
+            ".r y",
+            "c ",
+            "pnanel",
+            "pna",
+            "\u0441\u0430n",
+        ),
     ]
 )
 _ANY = st.text(max_size=8)

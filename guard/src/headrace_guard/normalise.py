@@ -11,6 +11,10 @@ One view is not enough, as every choice here can be abused. Looked at are (equal
     DROPPED    invisible characters taken out        "ca<ZWSP>nary" is canary
     SEPARATED  invisible characters made a space     "the<ZWSP>canary" is canary too
     DECODED    tag characters read as ASCII          text that only a model sees
+    LOOKALIKE  other scripts' letters read as ASCII  Cyrillic "canary" is canary
+
+For words there are further readings on top of LOOKALIKE: see `headrace_guard.disguise`.
+Trained classifiers read one text instead of many: see `headrace_guard.canonical`.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from enum import Enum
 from functools import cached_property, lru_cache
 
 from headrace_guard.characters import decode_tag, is_dropped_mark, is_invisible, is_tag
+from headrace_guard.lookalikes import ascii_lookalike
 
 
 class Mode(Enum):
@@ -33,11 +38,12 @@ class Mode(Enum):
     DROPPED = 1
     SEPARATED = 2
     DECODED = 3
+    LOOKALIKE = 4
 
 
 # Last visible character before a text, one per `Mode` in order; "" = nothing comes before.
-Lefts = tuple[str, str, str, str]
-NO_LEFTS: Lefts = ("", "", "", "")
+Lefts = tuple[str, str, str, str, str]
+NO_LEFTS: Lefts = ("", "", "", "", "")
 
 _IRREGULAR = re.compile(r"[^\t\n\r -~]")
 _IRREGULAR_RUN = re.compile(r"[^\t\n\r -~]+")
@@ -86,9 +92,22 @@ def map_character(char: str, mode: Mode, is_folded: bool) -> str:
     else:
         parts = unicodedata.normalize("NFKD", char)
         mapped = "".join(part for part in parts if not is_dropped_mark(part))
+        if mode is Mode.LOOKALIKE:
+            mapped = _as_ascii(char, mapped)
     if not is_folded:
         return mapped
     return "".join(" " if part.isspace() else _fold(part, mode) for part in mapped)
+
+
+def _as_ascii(char: str, decomposed: str) -> str:
+    if decomposed.isascii():
+        return decomposed
+    return ascii_lookalike(char) or "".join(ascii_lookalike(one) or one for one in decomposed)
+
+
+@lru_cache(maxsize=65_536)
+def _has_lookalike(char: str) -> bool:
+    return map_character(char, Mode.LOOKALIKE, False) != map_character(char, Mode.DROPPED, False)
 
 
 def _fold(char: str, mode: Mode) -> str:
@@ -212,9 +231,11 @@ def next_lefts(lefts: Lefts, text: str) -> Lefts:
         return lefts
     last = text[-1]
     if " " <= last <= "~":
-        return last, last, last, last
-    raw, dropped, separated, decoded = (_last(text, mode, lefts[mode.value]) for mode in Mode)
-    return raw, dropped, separated, decoded
+        return last, last, last, last, last
+    raw, dropped, separated, decoded, lookalike = (
+        _last(text, mode, lefts[mode.value]) for mode in Mode
+    )
+    return raw, dropped, separated, decoded, lookalike
 
 
 def _last(text: str, mode: Mode, before: str) -> str:
@@ -245,6 +266,12 @@ class Window:
     def folded_views(self) -> list[View]:
         """Views for words: case folded, one space per run of white space."""
         return self._of(True)
+
+    def word_view(self) -> View:
+        """The folded view with other scripts' letters read as ASCII."""
+        return view_of(
+            self.text, Mode.LOOKALIKE, is_folded=True, left=self.lefts[Mode.LOOKALIKE.value]
+        )
 
     def num_hidden_chars(self) -> int:
         """Characters that some view leaves out: invisible ones, accents, repeated white space."""
@@ -282,4 +309,5 @@ _ANY_MODE = [Mode.DROPPED]
 _EXTRA_MODES: tuple[tuple[Mode, Callable[[str], bool]], ...] = (
     (Mode.SEPARATED, is_invisible),
     (Mode.DECODED, is_tag),
+    (Mode.LOOKALIKE, _has_lookalike),
 )
