@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
@@ -70,6 +70,31 @@ class View:
         """Return the original position of the character at *idx*."""
         piece = bisect_right(self.starts, idx) - 1
         return self.origins[piece] + self.steps[piece] * (idx - self.starts[piece])
+
+    @classmethod
+    def of(cls, text: str, places: Sequence[int], left: str = "") -> View:
+        """Build a view from the original position of each character."""
+        starts, steps = [0], [1]
+        for idx in range(1, len(places)):
+            step = places[idx] - places[idx - 1]
+            if idx - starts[-1] == 1 and step == 0:
+                steps[-1] = 0
+            elif step != steps[-1]:
+                starts.append(idx)
+                steps.append(1)
+        origins = tuple(places[start] for start in starts) if places else (0,)
+        return cls(text, left, tuple(starts), origins, tuple(steps))
+
+    def all_origins(self) -> list[int]:
+        """Return the original position of each character."""
+        places: list[int] = []
+        ends = (*self.starts[1:], len(self.text))
+        for start, end, origin, step in zip(
+            self.starts, ends, self.origins, self.steps, strict=True
+        ):
+            length = max(0, end - start)
+            places += range(origin, origin + length) if step else [origin] * length
+        return places
 
     def span(self, start: int, end: int) -> tuple[int, int]:
         """Return the original span, end exclusive, of a span that is not empty."""

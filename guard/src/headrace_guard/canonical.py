@@ -1,0 +1,139 @@
+"""One readable text for trained classifiers, which must see in use what they saw in training.
+
+Blocklists and rules look at many views of a text (`headrace_guard.normalise`); a model is given
+one. On top of the view in which tags are read and invisible characters left out:
+
+    words of mixed scripts, and whole words of lookalikes in a mostly ASCII text, become ASCII
+    runs of lone letters become words ("i g n o r e" is "ignore", a wide gap parts words)
+    digits and signs inside words become letters ("1gn0re"), not in names such as "utf8" or "gpt4"
+
+Training and service call the same function. Case and white space stay: they tell something.
+Compatibility forms stay decomposed, which shows in Korean and Japanese only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace_guard.characters import is_dropped_mark, is_invisible
+from headrace_guard.lookalikes import ascii_lookalike
+from headrace_guard.normalise import Mode, View, view_of
+
+_IRREGULAR_WORD = re.compile(r"\S*[^\x00-\x7f]\S*")
+# Four or more letters that stand alone, each at most three other characters behind the last.
+_SPACED = re.compile(r"(?<![^\W_])[^\W\d_](?:[\W_]{1,3}[^\W\d_](?![^\W_])){3,}")
+_GAP = re.compile(r"[\W_]+")
+_LEET_WORD = re.compile(r"[A-Za-z013457@$!|]*[013457@$!|][A-Za-z013457@$!|]*[A-Za-z]")
+_DOMAIN = re.compile(r"[\w-]*\.\w")
+_LEET = str.maketrans("013457@$!|", "oieastasii")
+_MIN_LETTERS, _MIN_WORD = 2, 4
+# A stretch of a view and what comes in its place: characters, each with its place in the view.
+_Edit = tuple[int, int, list[tuple[str, int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Canonical:
+    """A text as trained classifiers read it, and what had to be undone to get it.
+
+    Args:
+        view: the text, with the way back to original positions.
+        num_invisible: characters left out because they show as nothing.
+        num_marks: accents and overlays left out.
+        num_lookalikes: letters of other scripts read as ASCII.
+        num_joined: lone letters joined to words.
+        num_leet: digits and signs read as letters.
+    """
+
+    view: View
+    num_invisible: int = 0
+    num_marks: int = 0
+    num_lookalikes: int = 0
+    num_joined: int = 0
+    num_leet: int = 0
+
+    @property
+    def text(self) -> str:
+        """The text."""
+        return self.view.text
+
+
+def canonical(text: str) -> Canonical:
+    """Return *text* as trained classifiers read it. Time grows with its length."""
+    view = view_of(text, Mode.DECODED, is_folded=False)
+    view, num_lookalikes = _lookalikes(view)
+    view, num_joined = _joined(view)
+    view, num_leet = _leet(view)
+    if text.isascii():
+        return Canonical(view, 0, 0, 0, num_joined, num_leet)
+    num_invisible = sum(map(is_invisible, text))
+    num_marks = sum(map(is_dropped_mark, text))
+    return Canonical(view, num_invisible, num_marks, num_lookalikes, num_joined, num_leet)
+
+
+def _edited(view: View, edits: Sequence[_Edit]) -> View:
+    if not edits:
+        return view
+    origins = view.all_origins()
+    text: list[str] = []
+    places: list[int] = []
+    done = 0
+    for start, end, made in edits:
+        text += [view.text[done:start], *(char for char, _ in made)]
+        places += [*origins[done:start], *(origins[at] for _, at in made)]
+        done = end
+    return View.of("".join([*text, view.text[done:]]), places + origins[done:], view.left)
+
+
+def _lookalikes(view: View) -> tuple[View, int]:
+    if view.text.isascii():
+        return view, 0
+    letters = [char for char in view.text if char.isalpha()]
+    is_mostly_ascii = 2 * sum(map(str.isascii, letters)) > len(letters)
+    edits: list[_Edit] = []
+    for word in _IRREGULAR_WORD.finditer(view.text):
+        shown = [char if char.isascii() else ascii_lookalike(char) for char in word.group()]
+        is_mixed = any(char.isascii() and char.isalpha() for char in word.group())
+        if is_mixed or (is_mostly_ascii and all(shown)):
+            chars = zip(shown, word.group(), strict=True)
+            made = [
+                (one, at) for at, (new, old) in enumerate(chars, word.start()) for one in new or old
+            ]
+            edits.append((word.start(), word.end(), made))
+    count = sum(
+        not view.text[at].isascii() for *_, made in edits for char, at in made if char.isascii()
+    )
+    return _edited(view, edits), count
+
+
+def _joined(view: View) -> tuple[View, int]:
+    edits: list[_Edit] = []
+    count = 0
+    for run in _SPACED.finditer(view.text):
+        widths = [sum(map(str.isspace, gap)) for gap in _GAP.findall(run.group())]
+        places = [at for at in range(run.start(), run.end()) if view.text[at].isalpha()]
+        made: list[tuple[str, int]] = []
+        for at, width in zip(places, [min(widths), *widths], strict=True):
+            # A gap wider than the narrowest one parts two words.
+            made += [(" ", at - 1)] if width > min(widths) else []
+            made.append((view.text[at], at))
+        count += len(places)
+        edits.append((run.start(), run.end(), made))
+    return _edited(view, edits), count
+
+
+def _leet(view: View) -> tuple[View, int]:
+    edits: list[_Edit] = []
+    count = 0
+    for found in _LEET_WORD.finditer(view.text):
+        word = found.group()
+        num_letters = sum(map(str.isalpha, word))
+        num_signs = len(word) - num_letters
+        is_word = len(word) >= _MIN_WORD and num_letters >= _MIN_LETTERS
+        is_address = "@" in word and _DOMAIN.match(view.text, found.end()) is not None
+        if is_word and num_signs <= num_letters and not (is_address or word.startswith("0x")):
+            made = list(zip(word.translate(_LEET), range(found.start(), found.end()), strict=True))
+            edits.append((found.start(), found.end(), made))
+            count += num_signs
+    return _edited(view, edits), count
