@@ -40,9 +40,9 @@ class ChoiceAnswer:
     """One finished choice."""
 
     text: str = ""
-    calls: list[CallAnswer] = field(default_factory=list)
     finish_reason: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    calls: list[CallAnswer] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
