@@ -94,6 +94,31 @@ ACTION_UNAVAILABLE: Action.ValueType  # 5
 """NOT_EVALUATED under a fail-closed policy."""
 Global___Action: _TypeAlias = Action  # noqa: Y015
 
+class _AuditKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AuditKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    AUDIT_KIND_UNSPECIFIED: _AuditKind.ValueType  # 0
+    AUDIT_KIND_INPUT: _AuditKind.ValueType  # 1
+    """The judgement of a whole request."""
+    AUDIT_KIND_OUTPUT: _AuditKind.ValueType  # 2
+    """The judgement of one choice of an output, written at its end."""
+    AUDIT_KIND_SENT: _AuditKind.ValueType  # 3
+    """What the gateway says it sent."""
+
+class AuditKind(_AuditKind, metaclass=_AuditKindEnumTypeWrapper): ...
+
+AUDIT_KIND_UNSPECIFIED: AuditKind.ValueType  # 0
+AUDIT_KIND_INPUT: AuditKind.ValueType  # 1
+"""The judgement of a whole request."""
+AUDIT_KIND_OUTPUT: AuditKind.ValueType  # 2
+"""The judgement of one choice of an output, written at its end."""
+AUDIT_KIND_SENT: AuditKind.ValueType  # 3
+"""What the gateway says it sent."""
+Global___AuditKind: _TypeAlias = AuditKind  # noqa: Y015
+
 @_typing.final
 class PolicyRef(_message.Message):
     """The key's policy. Sent with each call: the guard keeps no state of keys."""
@@ -282,6 +307,7 @@ class Finding(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     ACTION_FIELD_NUMBER: _builtins.int
+    SHADOW_ACTION_FIELD_NUMBER: _builtins.int
     category: _builtins.str
     """E.g. "pii.card", "secret.aws_access_key", "blocklist"."""
     detector: _builtins.str
@@ -293,6 +319,8 @@ class Finding(_message.Message):
     """Span in characters (code points) of the original text, end exclusive."""
     end: _builtins.int
     action: Global___Action.ValueType
+    shadow_action: Global___Action.ValueType
+    """What would have been done if the policy did not run this category in shadow; absent otherwise."""
     def __init__(
         self,
         *,
@@ -303,10 +331,11 @@ class Finding(_message.Message):
         start: _builtins.int = ...,
         end: _builtins.int = ...,
         action: Global___Action.ValueType = ...,
+        shadow_action: Global___Action.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "category", b"category", "detector", b"detector", "end", b"end", "part_idx", b"part_idx", "score", b"score", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "category", b"category", "detector", b"detector", "end", b"end", "part_idx", b"part_idx", "score", b"score", "shadow_action", b"shadow_action", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -434,3 +463,554 @@ class CheckOutputResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CheckOutputResponse: _TypeAlias = CheckOutputResponse  # noqa: Y015
+
+@_typing.final
+class ModerateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    tenant_id: _builtins.str
+    key_id: _builtins.str
+    request_id: _builtins.str
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        tenant_id: _builtins.str = ...,
+        key_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_id", b"key_id", "request_id", b"request_id", "tenant_id", b"tenant_id", "texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModerateRequest: _TypeAlias = ModerateRequest  # noqa: Y015
+
+@_typing.final
+class ModerateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    model_version: _builtins.str
+    """Version of detectors and models that judged."""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextScores]:
+        """One per text, in order."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___TextScores] | None = ...,
+        model_version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_version", b"model_version", "results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModerateResponse: _TypeAlias = ModerateResponse  # noqa: Y015
+
+@_typing.final
+class TextScores(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ScoresEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SCORES_FIELD_NUMBER: _builtins.int
+    FLAGGED_FIELD_NUMBER: _builtins.int
+    NOT_EVALUATED_FIELD_NUMBER: _builtins.int
+    not_evaluated: _builtins.str
+    """Why something could not be judged; empty if all was."""
+    @_builtins.property
+    def scores(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Highest score by category, 0..1; categories that nothing looked for are absent."""
+
+    @_builtins.property
+    def flagged(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Categories whose score is at or above the balanced operating point, or that a rule found."""
+
+    def __init__(
+        self,
+        *,
+        scores: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        flagged: _abc.Iterable[_builtins.str] | None = ...,
+        not_evaluated: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flagged", b"flagged", "not_evaluated", b"not_evaluated", "scores", b"scores"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextScores: _TypeAlias = TextScores  # noqa: Y015
+
+@_typing.final
+class SentReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    SENT_CHARS_FIELD_NUMBER: _builtins.int
+    FAIL_OPEN_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    tenant_id: _builtins.str
+    key_id: _builtins.str
+    sent_chars: _builtins.int
+    """Characters of generated text (code points) written to the client, all choices together."""
+    fail_open: _builtins.bool
+    """The key is fail-open and text went out without the guard."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        tenant_id: _builtins.str = ...,
+        key_id: _builtins.str = ...,
+        sent_chars: _builtins.int = ...,
+        fail_open: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fail_open", b"fail_open", "key_id", b"key_id", "request_id", b"request_id", "sent_chars", b"sent_chars", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SentReport: _TypeAlias = SentReport  # noqa: Y015
+
+@_typing.final
+class SentReportResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SentReportResponse: _TypeAlias = SentReportResponse  # noqa: Y015
+
+@_typing.final
+class ListPoliciesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPoliciesRequest: _TypeAlias = ListPoliciesRequest  # noqa: Y015
+
+@_typing.final
+class ListPoliciesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def policies(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyInfo]: ...
+    def __init__(
+        self,
+        *,
+        policies: _abc.Iterable[Global___PolicyInfo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policies", b"policies"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPoliciesResponse: _TypeAlias = ListPoliciesResponse  # noqa: Y015
+
+@_typing.final
+class PolicyInfo(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    IS_PUT_FIELD_NUMBER: _builtins.int
+    FAILS_OPEN_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    version: _builtins.str
+    """Of the policy and the detectors; part of each verdict."""
+    is_put: _builtins.bool
+    """True: put by the admin API; false: from the policy file."""
+    fails_open: _builtins.bool
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        version: _builtins.str = ...,
+        is_put: _builtins.bool = ...,
+        fails_open: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fails_open", b"fails_open", "is_put", b"is_put", "name", b"name", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyInfo: _TypeAlias = PolicyInfo  # noqa: Y015
+
+@_typing.final
+class GetPolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPolicyRequest: _TypeAlias = GetPolicyRequest  # noqa: Y015
+
+@_typing.final
+class PolicyDocument(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INFO_FIELD_NUMBER: _builtins.int
+    TOML_FIELD_NUMBER: _builtins.int
+    toml: _builtins.str
+    """The policy's own table as TOML, without its name."""
+    @_builtins.property
+    def info(self) -> Global___PolicyInfo: ...
+    def __init__(
+        self,
+        *,
+        info: Global___PolicyInfo | None = ...,
+        toml: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["info", b"info", "toml", b"toml"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyDocument: _TypeAlias = PolicyDocument  # noqa: Y015
+
+@_typing.final
+class PutPolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TOML_FIELD_NUMBER: _builtins.int
+    IF_VERSION_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    toml: _builtins.str
+    """The policy's own table as TOML, as `PolicyDocument.toml`."""
+    if_version: _builtins.str
+    """The version that is to be replaced; empty = whatever there is."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        toml: _builtins.str = ...,
+        if_version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["if_version", b"if_version", "name", b"name", "toml", b"toml"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutPolicyRequest: _TypeAlias = PutPolicyRequest  # noqa: Y015
+
+@_typing.final
+class DeletePolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeletePolicyRequest: _TypeAlias = DeletePolicyRequest  # noqa: Y015
+
+@_typing.final
+class ReloadPoliciesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReloadPoliciesRequest: _TypeAlias = ReloadPoliciesRequest  # noqa: Y015
+
+@_typing.final
+class AuditRecord(_message.Message):
+    """One line of the audit; also the value of topic guard.audit.v1, keyed by request id."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHAIN_ID_FIELD_NUMBER: _builtins.int
+    SEQ_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    UNIX_US_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    FINDINGS_FIELD_NUMBER: _builtins.int
+    SCANNED_CHARS_FIELD_NUMBER: _builtins.int
+    RELEASED_CHARS_FIELD_NUMBER: _builtins.int
+    RELEASED_TEXT_CHARS_FIELD_NUMBER: _builtins.int
+    ELAPSED_S_FIELD_NUMBER: _builtins.int
+    FAIL_OPEN_FIELD_NUMBER: _builtins.int
+    CHOICE_IDX_FIELD_NUMBER: _builtins.int
+    PREV_HASH_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
+    chain_id: _builtins.str
+    """Which guard wrote it: each has a chain of its own, which survives restarts."""
+    seq: _builtins.int
+    """Position in the chain, from 1 without gaps."""
+    kind: Global___AuditKind.ValueType
+    unix_us: _builtins.int
+    request_id: _builtins.str
+    tenant_id: _builtins.str
+    key_id: _builtins.str
+    policy: _builtins.str
+    policy_version: _builtins.str
+    model_version: _builtins.str
+    """Of the trained models; empty if none is there."""
+    state: Global___VerdictState.ValueType
+    action: Global___Action.ValueType
+    reason: _builtins.str
+    """Why something was not judged; empty otherwise."""
+    scanned_chars: _builtins.int
+    """Characters read; for INPUT of all parts."""
+    released_chars: _builtins.int
+    """OUTPUT: characters of the original that came out. SENT: characters that the client was sent."""
+    released_text_chars: _builtins.int
+    """OUTPUT: length of what came out, placeholders of redactions included."""
+    elapsed_s: _builtins.float
+    fail_open: _builtins.bool
+    """It passed although it was not judged."""
+    choice_idx: _builtins.int
+    """OUTPUT: the choice."""
+    prev_hash: _builtins.bytes
+    """BLAKE2b-256 over prev_hash and this record without `hash`."""
+    hash: _builtins.bytes
+    @_builtins.property
+    def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditFinding]: ...
+    def __init__(
+        self,
+        *,
+        chain_id: _builtins.str = ...,
+        seq: _builtins.int = ...,
+        kind: Global___AuditKind.ValueType = ...,
+        unix_us: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+        tenant_id: _builtins.str = ...,
+        key_id: _builtins.str = ...,
+        policy: _builtins.str = ...,
+        policy_version: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+        state: Global___VerdictState.ValueType = ...,
+        action: Global___Action.ValueType = ...,
+        reason: _builtins.str = ...,
+        findings: _abc.Iterable[Global___AuditFinding] | None = ...,
+        scanned_chars: _builtins.int = ...,
+        released_chars: _builtins.int = ...,
+        released_text_chars: _builtins.int = ...,
+        elapsed_s: _builtins.float = ...,
+        fail_open: _builtins.bool = ...,
+        choice_idx: _builtins.int = ...,
+        prev_hash: _builtins.bytes = ...,
+        hash: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "chain_id", b"chain_id", "choice_idx", b"choice_idx", "elapsed_s", b"elapsed_s", "fail_open", b"fail_open", "findings", b"findings", "hash", b"hash", "key_id", b"key_id", "kind", b"kind", "model_version", b"model_version", "policy", b"policy", "policy_version", b"policy_version", "prev_hash", b"prev_hash", "reason", b"reason", "released_chars", b"released_chars", "released_text_chars", b"released_text_chars", "request_id", b"request_id", "scanned_chars", b"scanned_chars", "seq", b"seq", "state", b"state", "tenant_id", b"tenant_id", "unix_us", b"unix_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditRecord: _TypeAlias = AuditRecord  # noqa: Y015
+
+@_typing.final
+class AuditFinding(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CATEGORY_FIELD_NUMBER: _builtins.int
+    DETECTOR_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    SHADOW_ACTION_FIELD_NUMBER: _builtins.int
+    SPAN_HMAC_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    category: _builtins.str
+    detector: _builtins.str
+    score: _builtins.float
+    path: _builtins.str
+    """INPUT: where in the request, e.g. "messages[2].content"."""
+    start: _builtins.int
+    end: _builtins.int
+    action: Global___Action.ValueType
+    shadow_action: Global___Action.ValueType
+    """See Finding.shadow_action."""
+    span_hmac: _builtins.bytes
+    """HMAC-SHA-256 of the span under a key of the guard: equal spans can be counted, not read."""
+    text: _builtins.str
+    """The span itself; only if the policy keeps text."""
+    def __init__(
+        self,
+        *,
+        category: _builtins.str = ...,
+        detector: _builtins.str = ...,
+        score: _builtins.float = ...,
+        path: _builtins.str = ...,
+        start: _builtins.int = ...,
+        end: _builtins.int = ...,
+        action: Global___Action.ValueType = ...,
+        shadow_action: Global___Action.ValueType = ...,
+        span_hmac: _builtins.bytes = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "category", b"category", "detector", b"detector", "end", b"end", "path", b"path", "score", b"score", "shadow_action", b"shadow_action", "span_hmac", b"span_hmac", "start", b"start", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditFinding: _TypeAlias = AuditFinding  # noqa: Y015
+
+@_typing.final
+class FindAuditRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindAuditRequest: _TypeAlias = FindAuditRequest  # noqa: Y015
+
+@_typing.final
+class FindAuditResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditRecord]: ...
+    def __init__(
+        self,
+        *,
+        records: _abc.Iterable[Global___AuditRecord] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindAuditResponse: _TypeAlias = FindAuditResponse  # noqa: Y015
+
+@_typing.final
+class VerifyAuditRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyAuditRequest: _TypeAlias = VerifyAuditRequest  # noqa: Y015
+
+@_typing.final
+class VerifyAuditResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OK_FIELD_NUMBER: _builtins.int
+    NUM_RECORDS_FIELD_NUMBER: _builtins.int
+    PROBLEMS_FIELD_NUMBER: _builtins.int
+    ok: _builtins.bool
+    num_records: _builtins.int
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What is wrong with which record; empty if nothing is."""
+
+    def __init__(
+        self,
+        *,
+        ok: _builtins.bool = ...,
+        num_records: _builtins.int = ...,
+        problems: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_records", b"num_records", "ok", b"ok", "problems", b"problems"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyAuditResponse: _TypeAlias = VerifyAuditResponse  # noqa: Y015

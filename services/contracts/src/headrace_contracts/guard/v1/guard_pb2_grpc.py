@@ -44,6 +44,16 @@ class GuardStub:
                 request_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.CheckOutputRequest.SerializeToString,
                 response_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.CheckOutputResponse.FromString,
                 _registered_method=True)
+        self.Moderate = channel.unary_unary(
+                '/headrace.guard.v1.Guard/Moderate',
+                request_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.ModerateRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.ModerateResponse.FromString,
+                _registered_method=True)
+        self.ReportSent = channel.unary_unary(
+                '/headrace.guard.v1.Guard/ReportSent',
+                request_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.SentReport.SerializeToString,
+                response_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.SentReportResponse.FromString,
+                _registered_method=True)
 
 
 class GuardServicer:
@@ -64,6 +74,21 @@ class GuardServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Moderate(self, request, context):
+        """Scores texts by category, whatever any policy does about it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportSent(self, request, context):
+        """What the gateway sent to a client, told once per request after its end: the second witness
+        beside what the guard itself read and released.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GuardServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +101,16 @@ def add_GuardServicer_to_server(servicer, server):
                     servicer.CheckOutput,
                     request_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.CheckOutputRequest.FromString,
                     response_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.CheckOutputResponse.SerializeToString,
+            ),
+            'Moderate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Moderate,
+                    request_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.ModerateRequest.FromString,
+                    response_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.ModerateResponse.SerializeToString,
+            ),
+            'ReportSent': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportSent,
+                    request_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.SentReport.FromString,
+                    response_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.SentReportResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +167,400 @@ class Guard:
             '/headrace.guard.v1.Guard/CheckOutput',
             headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.CheckOutputRequest.SerializeToString,
             headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.CheckOutputResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Moderate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.guard.v1.Guard/Moderate',
+            headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.ModerateRequest.SerializeToString,
+            headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.ModerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportSent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.guard.v1.Guard/ReportSent',
+            headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.SentReport.SerializeToString,
+            headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.SentReportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class GuardAdminStub:
+    """For operators: policies and the audit.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.ListPolicies = channel.unary_unary(
+                '/headrace.guard.v1.GuardAdmin/ListPolicies',
+                request_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.ListPoliciesRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.ListPoliciesResponse.FromString,
+                _registered_method=True)
+        self.GetPolicy = channel.unary_unary(
+                '/headrace.guard.v1.GuardAdmin/GetPolicy',
+                request_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.GetPolicyRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.PolicyDocument.FromString,
+                _registered_method=True)
+        self.PutPolicy = channel.unary_unary(
+                '/headrace.guard.v1.GuardAdmin/PutPolicy',
+                request_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.PutPolicyRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.PolicyDocument.FromString,
+                _registered_method=True)
+        self.DeletePolicy = channel.unary_unary(
+                '/headrace.guard.v1.GuardAdmin/DeletePolicy',
+                request_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.DeletePolicyRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.ListPoliciesResponse.FromString,
+                _registered_method=True)
+        self.ReloadPolicies = channel.unary_unary(
+                '/headrace.guard.v1.GuardAdmin/ReloadPolicies',
+                request_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.ReloadPoliciesRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.ListPoliciesResponse.FromString,
+                _registered_method=True)
+        self.FindAudit = channel.unary_unary(
+                '/headrace.guard.v1.GuardAdmin/FindAudit',
+                request_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.FindAuditRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.FindAuditResponse.FromString,
+                _registered_method=True)
+        self.VerifyAudit = channel.unary_unary(
+                '/headrace.guard.v1.GuardAdmin/VerifyAudit',
+                request_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.VerifyAuditRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.VerifyAuditResponse.FromString,
+                _registered_method=True)
+
+
+class GuardAdminServicer:
+    """For operators: policies and the audit.
+    """
+
+    def ListPolicies(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPolicy(self, request, context):
+        """NOT_FOUND if there is no such policy.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutPolicy(self, request, context):
+        """Checks, keeps and applies one policy; running streams go on under the one they began with.
+        INVALID_ARGUMENT lists every mistake; FAILED_PRECONDITION if `if_version` is not the current one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeletePolicy(self, request, context):
+        """Drops a policy that was put; one of the same name in the policy file comes back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReloadPolicies(self, request, context):
+        """Reads the policy file and the kept policies again, now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FindAudit(self, request, context):
+        """All audit records of one request, oldest first; empty if there are none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VerifyAudit(self, request, context):
+        """Recounts the hash chain of this guard's audit.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_GuardAdminServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'ListPolicies': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPolicies,
+                    request_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.ListPoliciesRequest.FromString,
+                    response_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.ListPoliciesResponse.SerializeToString,
+            ),
+            'GetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPolicy,
+                    request_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.GetPolicyRequest.FromString,
+                    response_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.PolicyDocument.SerializeToString,
+            ),
+            'PutPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutPolicy,
+                    request_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.PutPolicyRequest.FromString,
+                    response_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.PolicyDocument.SerializeToString,
+            ),
+            'DeletePolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeletePolicy,
+                    request_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.DeletePolicyRequest.FromString,
+                    response_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.ListPoliciesResponse.SerializeToString,
+            ),
+            'ReloadPolicies': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReloadPolicies,
+                    request_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.ReloadPoliciesRequest.FromString,
+                    response_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.ListPoliciesResponse.SerializeToString,
+            ),
+            'FindAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindAudit,
+                    request_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.FindAuditRequest.FromString,
+                    response_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.FindAuditResponse.SerializeToString,
+            ),
+            'VerifyAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.VerifyAudit,
+                    request_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.VerifyAuditRequest.FromString,
+                    response_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.VerifyAuditResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'headrace.guard.v1.GuardAdmin', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('headrace.guard.v1.GuardAdmin', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class GuardAdmin:
+    """For operators: policies and the audit.
+    """
+
+    @staticmethod
+    def ListPolicies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.guard.v1.GuardAdmin/ListPolicies',
+            headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.ListPoliciesRequest.SerializeToString,
+            headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.ListPoliciesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.guard.v1.GuardAdmin/GetPolicy',
+            headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.GetPolicyRequest.SerializeToString,
+            headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.PolicyDocument.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.guard.v1.GuardAdmin/PutPolicy',
+            headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.PutPolicyRequest.SerializeToString,
+            headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.PolicyDocument.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeletePolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.guard.v1.GuardAdmin/DeletePolicy',
+            headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.DeletePolicyRequest.SerializeToString,
+            headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.ListPoliciesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReloadPolicies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.guard.v1.GuardAdmin/ReloadPolicies',
+            headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.ReloadPoliciesRequest.SerializeToString,
+            headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.ListPoliciesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.guard.v1.GuardAdmin/FindAudit',
+            headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.FindAuditRequest.SerializeToString,
+            headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.FindAuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifyAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.guard.v1.GuardAdmin/VerifyAudit',
+            headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.VerifyAuditRequest.SerializeToString,
+            headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.VerifyAuditResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,12 @@ class GuardStub:
     """Judges a growing output. Text comes back only once it is known to be releasable; with nothing
     found the released bytes equal the given ones.
     """
+    Moderate: _grpc.UnaryUnaryMultiCallable[_guard_pb2.ModerateRequest, _guard_pb2.ModerateResponse]
+    """Scores texts by category, whatever any policy does about it."""
+    ReportSent: _grpc.UnaryUnaryMultiCallable[_guard_pb2.SentReport, _guard_pb2.SentReportResponse]
+    """What the gateway sent to a client, told once per request after its end: the second witness
+    beside what the guard itself read and released.
+    """
 
 @_typing.type_check_only
 class GuardAsyncStub(GuardStub):
@@ -46,6 +52,12 @@ class GuardAsyncStub(GuardStub):
     CheckOutput: _aio.StreamStreamMultiCallable[_guard_pb2.CheckOutputRequest, _guard_pb2.CheckOutputResponse]  # type: ignore[assignment]
     """Judges a growing output. Text comes back only once it is known to be releasable; with nothing
     found the released bytes equal the given ones.
+    """
+    Moderate: _aio.UnaryUnaryMultiCallable[_guard_pb2.ModerateRequest, _guard_pb2.ModerateResponse]  # type: ignore[assignment]
+    """Scores texts by category, whatever any policy does about it."""
+    ReportSent: _aio.UnaryUnaryMultiCallable[_guard_pb2.SentReport, _guard_pb2.SentReportResponse]  # type: ignore[assignment]
+    """What the gateway sent to a client, told once per request after its end: the second witness
+    beside what the guard itself read and released.
     """
 
 class GuardServicer(metaclass=_abc_1.ABCMeta):
@@ -67,4 +79,128 @@ class GuardServicer(metaclass=_abc_1.ABCMeta):
         found the released bytes equal the given ones.
         """
 
+    @_abc_1.abstractmethod
+    def Moderate(
+        self,
+        request: _guard_pb2.ModerateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_guard_pb2.ModerateResponse, _abc.Awaitable[_guard_pb2.ModerateResponse]]:
+        """Scores texts by category, whatever any policy does about it."""
+
+    @_abc_1.abstractmethod
+    def ReportSent(
+        self,
+        request: _guard_pb2.SentReport,
+        context: _ServicerContext,
+    ) -> _typing.Union[_guard_pb2.SentReportResponse, _abc.Awaitable[_guard_pb2.SentReportResponse]]:
+        """What the gateway sent to a client, told once per request after its end: the second witness
+        beside what the guard itself read and released.
+        """
+
 def add_GuardServicer_to_server(servicer: GuardServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class GuardAdminStub:
+    """For operators: policies and the audit."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> GuardAdminAsyncStub: ...
+    ListPolicies: _grpc.UnaryUnaryMultiCallable[_guard_pb2.ListPoliciesRequest, _guard_pb2.ListPoliciesResponse]
+    GetPolicy: _grpc.UnaryUnaryMultiCallable[_guard_pb2.GetPolicyRequest, _guard_pb2.PolicyDocument]
+    """NOT_FOUND if there is no such policy."""
+    PutPolicy: _grpc.UnaryUnaryMultiCallable[_guard_pb2.PutPolicyRequest, _guard_pb2.PolicyDocument]
+    """Checks, keeps and applies one policy; running streams go on under the one they began with.
+    INVALID_ARGUMENT lists every mistake; FAILED_PRECONDITION if `if_version` is not the current one.
+    """
+    DeletePolicy: _grpc.UnaryUnaryMultiCallable[_guard_pb2.DeletePolicyRequest, _guard_pb2.ListPoliciesResponse]
+    """Drops a policy that was put; one of the same name in the policy file comes back."""
+    ReloadPolicies: _grpc.UnaryUnaryMultiCallable[_guard_pb2.ReloadPoliciesRequest, _guard_pb2.ListPoliciesResponse]
+    """Reads the policy file and the kept policies again, now."""
+    FindAudit: _grpc.UnaryUnaryMultiCallable[_guard_pb2.FindAuditRequest, _guard_pb2.FindAuditResponse]
+    """All audit records of one request, oldest first; empty if there are none."""
+    VerifyAudit: _grpc.UnaryUnaryMultiCallable[_guard_pb2.VerifyAuditRequest, _guard_pb2.VerifyAuditResponse]
+    """Recounts the hash chain of this guard's audit."""
+
+@_typing.type_check_only
+class GuardAdminAsyncStub(GuardAdminStub):
+    """For operators: policies and the audit."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    ListPolicies: _aio.UnaryUnaryMultiCallable[_guard_pb2.ListPoliciesRequest, _guard_pb2.ListPoliciesResponse]  # type: ignore[assignment]
+    GetPolicy: _aio.UnaryUnaryMultiCallable[_guard_pb2.GetPolicyRequest, _guard_pb2.PolicyDocument]  # type: ignore[assignment]
+    """NOT_FOUND if there is no such policy."""
+    PutPolicy: _aio.UnaryUnaryMultiCallable[_guard_pb2.PutPolicyRequest, _guard_pb2.PolicyDocument]  # type: ignore[assignment]
+    """Checks, keeps and applies one policy; running streams go on under the one they began with.
+    INVALID_ARGUMENT lists every mistake; FAILED_PRECONDITION if `if_version` is not the current one.
+    """
+    DeletePolicy: _aio.UnaryUnaryMultiCallable[_guard_pb2.DeletePolicyRequest, _guard_pb2.ListPoliciesResponse]  # type: ignore[assignment]
+    """Drops a policy that was put; one of the same name in the policy file comes back."""
+    ReloadPolicies: _aio.UnaryUnaryMultiCallable[_guard_pb2.ReloadPoliciesRequest, _guard_pb2.ListPoliciesResponse]  # type: ignore[assignment]
+    """Reads the policy file and the kept policies again, now."""
+    FindAudit: _aio.UnaryUnaryMultiCallable[_guard_pb2.FindAuditRequest, _guard_pb2.FindAuditResponse]  # type: ignore[assignment]
+    """All audit records of one request, oldest first; empty if there are none."""
+    VerifyAudit: _aio.UnaryUnaryMultiCallable[_guard_pb2.VerifyAuditRequest, _guard_pb2.VerifyAuditResponse]  # type: ignore[assignment]
+    """Recounts the hash chain of this guard's audit."""
+
+class GuardAdminServicer(metaclass=_abc_1.ABCMeta):
+    """For operators: policies and the audit."""
+
+    @_abc_1.abstractmethod
+    def ListPolicies(
+        self,
+        request: _guard_pb2.ListPoliciesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_guard_pb2.ListPoliciesResponse, _abc.Awaitable[_guard_pb2.ListPoliciesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetPolicy(
+        self,
+        request: _guard_pb2.GetPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_guard_pb2.PolicyDocument, _abc.Awaitable[_guard_pb2.PolicyDocument]]:
+        """NOT_FOUND if there is no such policy."""
+
+    @_abc_1.abstractmethod
+    def PutPolicy(
+        self,
+        request: _guard_pb2.PutPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_guard_pb2.PolicyDocument, _abc.Awaitable[_guard_pb2.PolicyDocument]]:
+        """Checks, keeps and applies one policy; running streams go on under the one they began with.
+        INVALID_ARGUMENT lists every mistake; FAILED_PRECONDITION if `if_version` is not the current one.
+        """
+
+    @_abc_1.abstractmethod
+    def DeletePolicy(
+        self,
+        request: _guard_pb2.DeletePolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_guard_pb2.ListPoliciesResponse, _abc.Awaitable[_guard_pb2.ListPoliciesResponse]]:
+        """Drops a policy that was put; one of the same name in the policy file comes back."""
+
+    @_abc_1.abstractmethod
+    def ReloadPolicies(
+        self,
+        request: _guard_pb2.ReloadPoliciesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_guard_pb2.ListPoliciesResponse, _abc.Awaitable[_guard_pb2.ListPoliciesResponse]]:
+        """Reads the policy file and the kept policies again, now."""
+
+    @_abc_1.abstractmethod
+    def FindAudit(
+        self,
+        request: _guard_pb2.FindAuditRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_guard_pb2.FindAuditResponse, _abc.Awaitable[_guard_pb2.FindAuditResponse]]:
+        """All audit records of one request, oldest first; empty if there are none."""
+
+    @_abc_1.abstractmethod
+    def VerifyAudit(
+        self,
+        request: _guard_pb2.VerifyAuditRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_guard_pb2.VerifyAuditResponse, _abc.Awaitable[_guard_pb2.VerifyAuditResponse]]:
+        """Recounts the hash chain of this guard's audit."""
+
+def add_GuardAdminServicer_to_server(servicer: GuardAdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
