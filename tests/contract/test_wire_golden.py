@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from headrace_contracts.cache_index.v1 import cache_index_pb2
 from headrace_contracts.guard.v1 import guard_pb2
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2
-from headrace_contracts.router.v1 import router_pb2
+from headrace_contracts.router.v1 import bookings_pb2, router_pb2
 from headrace_contracts.session.v1 import session_pb2
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_contracts.worker.v1 import worker_pb2
@@ -33,6 +33,7 @@ MESSAGES: list[type[Message]] = [
     router_pb2.PickMessage,
     router_pb2.Decision,
     router_pb2.ReplicaList,
+    bookings_pb2.BookingNews,
     cache_index_pb2.PublishMessage,
     cache_index_pb2.IndexDelta,
     guard_pb2.CheckInputRequest,

@@ -24,21 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'headrace_contracts/types/v1/types.proto\x12\x11headrace.types.v1\"\xc2\x01\n\nTokenUsage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63\x61\x63hed_gpu_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63\x61\x63hed_cpu_tokens\x18\x03 \x01(\r\x12\x1a\n\x12\x63\x61\x63hed_disk_tokens\x18\x04 \x01(\r\x12\x1a\n\x12\x63\x61\x63he_write_tokens\x18\x05 \x01(\r\x12\x15\n\routput_tokens\x18\x06 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x07 \x01(\r\"h\n\nHashRecipe\x12\x11\n\talgorithm\x18\x01 \x01(\t\x12\x19\n\x11\x62lock_size_tokens\x18\x02 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x11\n\tself_test\x18\x04 \x01(\x0c\"4\n\nReplicaRef\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04*d\n\tCacheTier\x12\x1a\n\x16\x43\x41\x43HE_TIER_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x43\x41\x43HE_TIER_GPU\x10\x01\x12\x12\n\x0e\x43\x41\x43HE_TIER_CPU\x10\x02\x12\x13\n\x0f\x43\x41\x43HE_TIER_DISK\x10\x03*b\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x12\n\x0ePRIORITY_BATCH\x10\x01\x12\x15\n\x11PRIORITY_STANDARD\x10\x02\x12\x11\n\rPRIORITY_HIGH\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'headrace_contracts/types/v1/types.proto\x12\x11headrace.types.v1\"\xc2\x01\n\nTokenUsage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63\x61\x63hed_gpu_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63\x61\x63hed_cpu_tokens\x18\x03 \x01(\r\x12\x1a\n\x12\x63\x61\x63hed_disk_tokens\x18\x04 \x01(\r\x12\x1a\n\x12\x63\x61\x63he_write_tokens\x18\x05 \x01(\r\x12\x15\n\routput_tokens\x18\x06 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x07 \x01(\r\"\x9c\x01\n\nHashRecipe\x12\x11\n\talgorithm\x18\x01 \x01(\t\x12\x19\n\x11\x62lock_size_tokens\x18\x02 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x11\n\tself_test\x18\x04 \x01(\x0c\x12\x15\n\rwindow_tokens\x18\x05 \x01(\r\x12\x1b\n\x13index_stride_blocks\x18\x06 \x01(\r\"4\n\nReplicaRef\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04*d\n\tCacheTier\x12\x1a\n\x16\x43\x41\x43HE_TIER_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x43\x41\x43HE_TIER_GPU\x10\x01\x12\x12\n\x0e\x43\x41\x43HE_TIER_CPU\x10\x02\x12\x13\n\x0f\x43\x41\x43HE_TIER_DISK\x10\x03*b\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x12\n\x0ePRIORITY_BATCH\x10\x01\x12\x15\n\x11PRIORITY_STANDARD\x10\x02\x12\x11\n\rPRIORITY_HIGH\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headrace_contracts.types.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CACHETIER']._serialized_start=419
-  _globals['_CACHETIER']._serialized_end=519
-  _globals['_PRIORITY']._serialized_start=521
-  _globals['_PRIORITY']._serialized_end=619
+  _globals['_CACHETIER']._serialized_start=472
+  _globals['_CACHETIER']._serialized_end=572
+  _globals['_PRIORITY']._serialized_start=574
+  _globals['_PRIORITY']._serialized_end=672
   _globals['_TOKENUSAGE']._serialized_start=63
   _globals['_TOKENUSAGE']._serialized_end=257
-  _globals['_HASHRECIPE']._serialized_start=259
-  _globals['_HASHRECIPE']._serialized_end=363
-  _globals['_REPLICAREF']._serialized_start=365
-  _globals['_REPLICAREF']._serialized_end=417
+  _globals['_HASHRECIPE']._serialized_start=260
+  _globals['_HASHRECIPE']._serialized_end=416
+  _globals['_REPLICAREF']._serialized_start=418
+  _globals['_REPLICAREF']._serialized_end=470
 # @@protoc_insertion_point(module_scope)

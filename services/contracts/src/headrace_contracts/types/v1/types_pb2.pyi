@@ -116,6 +116,8 @@ class HashRecipe(_message.Message):
     BLOCK_SIZE_TOKENS_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     SELF_TEST_FIELD_NUMBER: _builtins.int
+    WINDOW_TOKENS_FIELD_NUMBER: _builtins.int
+    INDEX_STRIDE_BLOCKS_FIELD_NUMBER: _builtins.int
     algorithm: _builtins.str
     """Name and version of the algorithm, e.g. "blake2b-128-keyed/1"."""
     block_size_tokens: _builtins.int
@@ -124,6 +126,14 @@ class HashRecipe(_message.Message):
     """Identity of the weights, tokenizer and dtype-independent model version."""
     self_test: _builtins.bytes
     """Hash of a fixed token sequence under this recipe: both sides must agree on it."""
+    window_tokens: _builtins.int
+    """Smallest attention window of the model's layers (1 for a recurrent layer). Tokens; 0 = every
+    layer attends to all that came before. A worker with a window publishes a block as stored only
+    while every layer holds it, and as removed once one does not. Its blocks need not be leading
+    ones, so readers count them one by one and never over a hole.
+    """
+    index_stride_blocks: _builtins.int
+    """The index is told of every n-th block of a chain only: the n-th, the 2n-th, ...; 0 is read as 1."""
     def __init__(
         self,
         *,
@@ -131,10 +141,12 @@ class HashRecipe(_message.Message):
         block_size_tokens: _builtins.int = ...,
         model_fingerprint: _builtins.str = ...,
         self_test: _builtins.bytes = ...,
+        window_tokens: _builtins.int = ...,
+        index_stride_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "block_size_tokens", b"block_size_tokens", "model_fingerprint", b"model_fingerprint", "self_test", b"self_test"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "block_size_tokens", b"block_size_tokens", "index_stride_blocks", b"index_stride_blocks", "model_fingerprint", b"model_fingerprint", "self_test", b"self_test", "window_tokens", b"window_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
