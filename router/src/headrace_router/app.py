@@ -14,6 +14,7 @@ from headrace_common.redis_client import background_client
 from headrace_common.rpc_server import RpcServer
 from headrace_common.settings import split_address
 from headrace_contracts.router.v1 import router_pb2
+from headrace_router.booking_link import BookingLink
 from headrace_router.decisions import RecentDecisions
 from headrace_router.decode_prediction import DecodePredictor
 from headrace_router.desk import PickDesk
@@ -63,9 +64,11 @@ class RouterApp:
         self._predictor = PrefillPredictor(policy_file.pick.default_prefill_tokens_per_s)
         self._decode = DecodePredictor()
         self._redis = background_client(settings.redis_url)
+        keys = keys or IndexKeys()
+        self.bookings = BookingLink(self._redis, keys.bookings, self.loads, clock, self.metrics)
         self.feed = IndexFeed(
             self._redis,
-            keys or IndexKeys(),
+            keys,
             self.mirror,
             clock,
             self.metrics,
@@ -124,6 +127,8 @@ class RouterApp:
         self._supervise("discovery", discovery.run)
         self._supervise("index feed", self.feed.follow, self.metrics.index_failures.inc)
         self._supervise("index sweep", self.feed.sweep)
+        self._supervise("bookings", self.bookings.run, self.metrics.peer_failures.inc)
+        self._supervise("silent routers", self.bookings.expire)
         self._supervise("queues", self._dispatcher.run)
         if self._settings.policy_file is not None:
             watch = PolicyWatch(self._settings.policy_file, self._desk.use, self.metrics)

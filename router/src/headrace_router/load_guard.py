@@ -7,13 +7,14 @@ exactly once. Between decisions and the workers' own reports::
     report at > t + grace: the worker knows of the request; its own numbers count from there on
 
 So load is never counted by half: neither other routers' requests nor those just decided are missed.
+Other routers' bookings come over Redis (`bookings`) and are guards here too, marked as a peer's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from headrace_common.kv_index import ReplicaKey
 from headrace_contracts.worker.v1.worker_pb2 import LoadReport
@@ -81,13 +82,23 @@ _IDLE = _Account()
 class LoadGuard:
     """One request's load on one replica; see the module."""
 
-    __slots__ = ("_book", "_entry_id", "backlog_tokens", "decided_at_s", "replica", "tokens")
+    __slots__ = (
+        "_book",
+        "_entry_id",
+        "_is_started",
+        "backlog_tokens",
+        "decided_at_s",
+        "is_peers",
+        "replica",
+        "tokens",
+    )
 
     def __init__(
         self, book: LoadBook, replica: ReplicaKey, backlog_tokens: int, tokens: int, now_s: float
     ) -> None:
         self._book: LoadBook | None = book
         self._entry_id: int | None = None
+        self._is_started = self.is_peers = False
         self.replica, self.decided_at_s = replica, now_s
         self.backlog_tokens, self.tokens = backlog_tokens, tokens
 
@@ -102,12 +113,14 @@ class LoadGuard:
 
     def first_token(self, now_s: float) -> None:
         """The prompt is computed. Idempotent; nothing happens after the release."""
-        if self._book is None:
+        if self._book is None or self._is_started:
             return
+        self._is_started = True
         if self.backlog_tokens:
             self._book.change(self, backlog_tokens=-self.backlog_tokens, tokens=0)
         if self._entry_id is not None:
             self._book.in_flight.confirm(self._entry_id, now_s)
+        self._book.tell_started(self)
 
     def add_output(self, num_tokens: int) -> None:
         """Count tokens that were generated since the last call."""
@@ -125,6 +138,22 @@ class LoadGuard:
         return True
 
 
+class BookingListener(Protocol):
+    """Is told of this router's own bookings, in order. Must return at once."""
+
+    def booked(self, guard: LoadGuard, chain: Sequence[int]) -> None:
+        """A request was sent to a replica."""
+        ...
+
+    def started(self, guard: LoadGuard) -> None:
+        """Its prompt is computed. May be left out if the request ends before."""
+        ...
+
+    def released(self, guard: LoadGuard) -> None:
+        """It is over."""
+        ...
+
+
 class LoadBook:
     """Load of all replicas, as this router knows it.
 
@@ -135,6 +164,12 @@ class LoadBook:
     def __init__(self, in_flight: InFlightBlocks) -> None:
         self.in_flight = in_flight
         self._accounts: dict[ReplicaKey, _Account] = {}
+        self._listeners: list[BookingListener] = []
+        self._num_peers = 0
+
+    def listen(self, listener: BookingListener) -> None:
+        """Tell *listener* of every booking from now on, but those of peers."""
+        self._listeners.append(listener)
 
     def book(
         self,
@@ -144,15 +179,22 @@ class LoadBook:
         uncached_tokens: int,
         prompt_tokens: int,
         now_s: float,
+        of_peer: bool = False,
     ) -> LoadGuard:
-        """Count a request on *replica* from now on."""
+        """Count a request on *replica* from now on; *of_peer* tells that another router sent it."""
         guard = LoadGuard(self, replica, uncached_tokens, prompt_tokens, now_s)
+        guard.is_peers = of_peer
         account = self._accounts.setdefault(replica, _Account())
         account.all.num_requests += 1
         account.all.backlog_tokens += uncached_tokens
         account.all.tokens += prompt_tokens
         account.unreported[guard] = None
         guard.hold_blocks(self.in_flight.add(replica, chain, now_s))
+        if of_peer:
+            self._num_peers += 1
+        else:
+            for listener in self._listeners:
+                listener.booked(guard, chain)
         return guard
 
     def load(self, replica: ReplicaKey, report: LoadReport | None) -> Load:
@@ -172,8 +214,15 @@ class LoadBook:
             account.note_report(now_s)
 
     def num_requests(self) -> int:
-        """Count the requests that hold load."""
-        return sum(account.all.num_requests for account in self._accounts.values())
+        """Count this router's requests that hold load."""
+        held = sum(account.all.num_requests for account in self._accounts.values())
+        return held - self._num_peers
+
+    def tell_started(self, guard: LoadGuard) -> None:
+        """Pass a first token on. Called by guards only."""
+        if not guard.is_peers:
+            for listener in self._listeners:
+                listener.started(guard)
 
     def change(self, guard: LoadGuard, *, backlog_tokens: int, tokens: int) -> None:
         """Change a live guard's numbers. Called by guards only."""
@@ -192,3 +241,8 @@ class LoadBook:
         account.unreported.pop(guard, None)
         if not account.all.num_requests:
             del self._accounts[guard.replica]
+        if guard.is_peers:
+            self._num_peers -= 1
+        else:
+            for listener in self._listeners:
+                listener.released(guard)

@@ -16,6 +16,7 @@ class RouterMetrics:
         self._make_pick_collectors(registry)
         self._make_policy_collectors(registry)
         self._make_index_collectors(registry)
+        self._make_peer_collectors(registry)
         self.replicas = Gauge(
             "headrace_router_replicas",
             "Replicas by whether they may get requests.",
@@ -95,6 +96,23 @@ class RouterMetrics:
             "headrace_router_policy_reloads",
             "Times that the policy file changed, by whether it was taken up.",
             ["result"],
+            registry=registry,
+        )
+
+    def _make_peer_collectors(self, registry: CollectorRegistry) -> None:
+        self.peer_routers = Gauge(
+            "headrace_router_peer_routers",
+            "Other routers whose bookings are heard.",
+            registry=registry,
+        )
+        self.peer_bookings = Gauge(
+            "headrace_router_peer_bookings",
+            "Requests that other routers have under way.",
+            registry=registry,
+        )
+        self.peer_failures = Counter(
+            "headrace_router_peer_failures",
+            "Times that bookings could not be exchanged; each router then counts its own alone.",
             registry=registry,
         )
 

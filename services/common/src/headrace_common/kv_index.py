@@ -6,6 +6,7 @@
     headrace:{kv}:deltas                            STREAM field "d" = IndexDelta, capped
     headrace:{kv}:blocks:<model>:<worker>:<incarnation>:<tier>
                                                     SET    8-byte block hashes, with a TTL
+    headrace:{kv}:bookings                          CHANNEL BookingNews, between routers
 
 A hash is cut to its first 8 bytes: a collision sends a request to the wrong replica, it never
 shares a cache, since workers compare whole hashes. All keys carry one hash tag, so that scripts
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import quote
@@ -102,6 +104,7 @@ class IndexKeys:
         self._prefix = prefix
         self.registry = f"{prefix}:replicas"
         self.deltas = f"{prefix}:deltas"
+        self.bookings = f"{prefix}:bookings"
 
     def blocks(self, model: str, replica: ReplicaKey, tier: Tier) -> str:
         """Name the set of one replica's blocks on one tier."""
@@ -150,3 +153,8 @@ def short_ints(joined: bytes) -> tuple[int, ...]:
     if len(joined) % SHORT_HASH_BYTES:
         raise ValueError(f"short hashes: {len(joined)} bytes is no multiple of {SHORT_HASH_BYTES}")
     return struct.unpack(f"<{len(joined) // SHORT_HASH_BYTES}Q", joined)
+
+
+def pack_ints(hashes: Sequence[int]) -> bytes:
+    """Join hashes that are held as integers, 8 bytes each; the inverse of `short_ints`."""
+    return struct.pack(f"<{len(hashes)}Q", *hashes)

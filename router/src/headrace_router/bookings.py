@@ -1,0 +1,165 @@
+"""Pure: what routers tell one another of the requests they have under way, so that they don't herd.
+
+Each router tells what it booked, started and released since its last message, and every half
+second everything it has under way. A peer's booking becomes a guard in the own load book. Messages
+may be lost: the next whole one mends the difference. A silent router is gone after `SILENCE_S`, and
+with it all it had booked, so whatever happens to peers or to Redis, what is believed of them is at
+most that old. Decisions never wait for any of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from headrace_common.clock import Clock
+from headrace_common.kv_index import ReplicaKey, pack_ints, short_ints
+from headrace_contracts.router.v1.bookings_pb2 import Booking, BookingNews
+from headrace_router.load_guard import LoadBook, LoadGuard
+
+WHOLE_EVERY_S = 0.5
+SILENCE_S = 2.0
+# Bounds on what peers can make this router hold; beyond them their news is ignored.
+MAX_PEERS = 256
+MAX_BOOKINGS_PER_PEER = 20_000
+# Changes kept for the next message; beyond it the next whole one has to do.
+_MAX_PENDING = 20_000
+
+
+@dataclass(slots=True)
+class _Peer:
+    """Another router, as far as heard."""
+
+    heard_at_s: float
+    guards: dict[int, LoadGuard] = field(default_factory=dict)
+
+
+class BookingExchange:
+    """Collects this router's news and takes in that of its peers. Belongs to one event loop.
+
+    Args:
+        router_id: this life of this router.
+        loads: listened to, and where peers' bookings are counted.
+        clock: time.
+        on_news: called when there is something to tell.
+    """
+
+    def __init__(
+        self, router_id: str, loads: LoadBook, clock: Clock, on_news: Callable[[], None]
+    ) -> None:
+        self._router_id, self._loads, self._clock = router_id, loads, clock
+        self._on_news = on_news
+        self._own: dict[LoadGuard, int] = {}
+        self._next_id = 1
+        self._pending = BookingNews(router_id=router_id)
+        self._peers: dict[str, _Peer] = {}
+        loads.listen(self)
+
+    # What the load book tells.
+
+    def booked(self, guard: LoadGuard, chain: Sequence[int]) -> None:
+        """Note a decision for the peers."""
+        number = self._own[guard] = self._next_id
+        self._next_id += 1
+        self._pending.booked.append(_booking(number, guard, chain))
+        self._changed()
+
+    def started(self, guard: LoadGuard) -> None:
+        """Note a first token."""
+        self._pending.started.append(self._own[guard])
+        self._changed()
+
+    def released(self, guard: LoadGuard) -> None:
+        """Note an end."""
+        self._pending.released.append(self._own.pop(guard))
+        self._changed()
+
+    # What goes out.
+
+    def take_news(self) -> BookingNews | None:
+        """Return what is new since the last call, or None."""
+        news, self._pending = self._pending, BookingNews(router_id=self._router_id)
+        return news if news.booked or news.started or news.released else None
+
+    def whole(self) -> BookingNews:
+        """Return everything under way; what is pending is part of it."""
+        self._pending = BookingNews(router_id=self._router_id)
+        booked = [_booking(number, guard, ()) for guard, number in self._own.items()]
+        return BookingNews(router_id=self._router_id, booked=booked, whole=True)
+
+    # What comes in.
+
+    def receive(self, news: BookingNews) -> None:
+        """Take in a peer's news; the own is ignored."""
+        now_s = self._clock.now_s()
+        peer = self._peer(news.router_id, now_s)
+        if peer is None:
+            return
+        if news.whole:
+            for gone in peer.guards.keys() - {booking.id for booking in news.booked}:
+                peer.guards.pop(gone).release()
+        for booking in news.booked:
+            self._take(peer, booking, now_s)
+        for number in peer.guards.keys() & set(news.started):
+            peer.guards[number].first_token(now_s)
+        for number in peer.guards.keys() & set(news.released):
+            peer.guards.pop(number).release()
+
+    def expire(self) -> None:
+        """Forget peers that have been silent."""
+        now_s = self._clock.now_s()
+        for name, peer in list(self._peers.items()):
+            if now_s - peer.heard_at_s > SILENCE_S:
+                del self._peers[name]
+                for guard in peer.guards.values():
+                    guard.release()
+
+    def num_peers(self) -> int:
+        """Count the routers heard of lately, but this one."""
+        return len(self._peers)
+
+    def num_peer_bookings(self) -> int:
+        """Count what they have under way."""
+        return sum(len(peer.guards) for peer in self._peers.values())
+
+    def _peer(self, name: str, now_s: float) -> _Peer | None:
+        if not name or name == self._router_id:
+            return None
+        if name not in self._peers and len(self._peers) >= MAX_PEERS:
+            return None
+        peer = self._peers.setdefault(name, _Peer(now_s))
+        peer.heard_at_s = now_s
+        return peer
+
+    def _take(self, peer: _Peer, booking: Booking, now_s: float) -> None:
+        guard = peer.guards.get(booking.id)
+        if guard is None:
+            if len(peer.guards) >= MAX_BOOKINGS_PER_PEER:
+                return
+            guard = peer.guards[booking.id] = self._loads.book(
+                ReplicaKey.of(booking.replica),
+                short_ints(booking.block_hashes),
+                uncached_tokens=booking.uncached_tokens,
+                prompt_tokens=booking.tokens,
+                now_s=now_s,
+                of_peer=True,
+            )
+        guard.add_output(booking.tokens - guard.tokens)
+        if not booking.uncached_tokens:
+            guard.first_token(now_s)
+
+    def _changed(self) -> None:
+        pending = self._pending
+        if len(pending.booked) + len(pending.started) + len(pending.released) > _MAX_PENDING:
+            self._pending = BookingNews(router_id=self._router_id)
+        self._on_news()
+
+
+def _booking(number: int, guard: LoadGuard, chain: Sequence[int]) -> Booking:
+    return Booking(
+        id=number,
+        replica=guard.replica.to_ref(),
+        uncached_tokens=guard.backlog_tokens,
+        tokens=guard.tokens,
+        block_hashes=pack_ints(chain),
+    )
