@@ -17,14 +17,16 @@ from headrace_worker.kernels.blocks import (
     KIND_F32,
     KIND_Q4,
     KIND_Q8,
+    KIND_Q8_HALVES,
     BlockMatrix,
     from_float,
     from_gguf,
 )
 from headrace_worker.kernels.native import NativeKernels, TokenPlan
+from headrace_worker.kernels.reference import Scoring
 from headrace_worker.model.batch import Row, build_batch
 
-KINDS = ("F32", "Q4_0", "Q4_1", "Q8_0")
+KINDS = ("F32", "Q4_0", "Q4_1", "Q5_0", "Q8_0")
 
 
 def randn(seed: int, *size: int) -> torch.Tensor:
@@ -55,13 +57,41 @@ def kernels() -> NativeKernels:
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [("F32", KIND_F32), ("Q4_0", KIND_Q4), ("Q4_1", KIND_Q4), ("Q8_0", KIND_Q8)],
+    [
+        ("F32", KIND_F32),
+        ("Q4_0", KIND_Q4),
+        ("Q4_1", KIND_Q4),
+        ("Q5_0", KIND_Q8),
+        ("Q8_0", KIND_Q8),
+    ],
 )
 def test_blocks_hold_the_files_weights_exactly(kind: str, expected: int) -> None:
     """Dequantised from our layout they equal GGUF's own dequantisation bit for bit."""
     blocks, weight = matrix(kind, 7, 96)
     assert (blocks.kind, blocks.num_out) == (expected, 7)
     assert torch.equal(reference.dequantised(blocks), weight)
+
+
+@pytest.mark.parametrize(
+    ("kind", "scale_bytes", "expected"),
+    [("Q4_K", (0, 2), KIND_Q4), ("Q6_K", (208,), KIND_Q8_HALVES)],
+)
+def test_super_blocks_become_groups(
+    kernels: NativeKernels, kind: str, scale_bytes: tuple[int, ...], expected: int
+) -> None:
+    """Any bytes of GGUF's K kinds dequantise to the same bits, and multiply as they should."""
+    quantisation = gguf.GGMLQuantizationType[kind]
+    _, block_bytes = gguf.GGML_QUANT_SIZES[quantisation]
+    raw = np.random.default_rng(1).integers(0, 256, (7, 2 * block_bytes), dtype=np.uint8)
+    for start in (*scale_bytes, *(block_bytes + place for place in scale_bytes)):
+        raw[:, start : start + 2] = np.full((7, 1), 0.01, np.float16).view(np.uint8)
+    rows = from_gguf(raw, kind)
+    assert rows is not None
+    blocks = BlockMatrix(torch.from_numpy(rows), 512)
+    weight = torch.from_numpy(np.ascontiguousarray(gguf.dequantize(raw, quantisation)))
+    assert blocks.kind == expected
+    assert torch.equal(reference.dequantised(blocks), weight)
+    assert torch.equal(kernels.linear(torch.eye(512), blocks), weight.T)
 
 
 def test_other_quantisations_have_no_layout() -> None:
@@ -114,12 +144,14 @@ def test_rms_norm_equals_its_twin(kernels: NativeKernels, size: int) -> None:
     torch.testing.assert_close(result, reference.rms_norm(x, weight, 1e-5), rtol=1e-5, atol=1e-6)
 
 
-def test_silu_mul_equals_its_twin(kernels: NativeKernels) -> None:
-    """From far below to far above zero."""
+def test_gates_equal_their_twins(kernels: NativeKernels) -> None:
+    """SiLU and GELU from far below to far above zero."""
     gate = torch.cat((torch.linspace(-120, 120, 500), torch.linspace(-2, 2, 524))).view(2, 512)
     gate_up = torch.cat((gate, randn(1, 2, 512)), dim=-1)
     result, expected = kernels.silu_mul(gate_up), reference.silu_mul(gate_up)
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-30)
+    result, expected = kernels.gelu_mul(gate_up), reference.gelu_mul(gate_up)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 80, 128])
@@ -156,9 +188,10 @@ def test_attention_equals_its_twin(
     kernels.write_kv(k, v, kv, plan)
     assert torch.equal(kv, expected_kv)
     q = 3 * randn(4, 8, num_heads, head_dim)
-    result = kernels.attention(q, kv, plan)
-    expected = reference.paged_attention(q, kv, batch.plan)
-    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+    for scoring in (Scoring(0.25), Scoring(0.3, 4.0), Scoring(0.2, 0.0, 6), Scoring(0.2, 9.0, 33)):
+        result = kernels.attention(q, kv, plan, scoring)
+        expected = reference.paged_attention(q, kv, batch.plan, scoring)
+        torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_torch_backend_has_none() -> None:
@@ -191,6 +224,7 @@ def broken(find: str, put: str, folder: Path) -> Path:
     [
         ("scale, offset)", "scale * 1.01f, offset)", "fail their check (kind 1)"),
         ("f32x8) * scale;", "f32x8);", "fail their check (kind 2)"),
+        ("block->scales[i / 2]", "block->scales[0]", "fail their check (kind 3)"),
         ("void hr_linear", "vid hr_linear", "could not be compiled"),
     ],
 )

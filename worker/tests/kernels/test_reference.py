@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from headrace_worker.kernels.reference import (
+    Scoring,
     apply_rope,
+    gelu_mul,
     paged_attention,
     rms_norm,
     silu_mul,
@@ -31,12 +33,14 @@ def test_rms_norm_divides_by_the_root_mean_square() -> None:
     torch.testing.assert_close(rms_norm(x, weight, 1e-3).double(), expected * weight.double())
 
 
-def test_silu_mul_gates_the_second_half() -> None:
-    """The first half goes through x * sigmoid(x), the second multiplies; the input stays."""
+def test_gates_multiply_the_second_half() -> None:
+    """The first half goes through SiLU or GELU, the second multiplies; the input stays."""
     x = randn(3, 4, 20)
     kept = x.clone()
     gate, up = x.double()[:, :10], x.double()[:, 10:]
     torch.testing.assert_close(silu_mul(x).double(), gate / (1 + (-gate).exp()) * up)
+    erf_free = 0.5 * gate * (1 + torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
+    torch.testing.assert_close(gelu_mul(x).double(), erf_free * up)
     assert torch.equal(x, kept)
 
 
@@ -101,5 +105,5 @@ def test_paged_attention_of_a_ragged_batch(num_heads: int, num_kv_heads: int) ->
         dense_attention(rows_q.double(), k.double(), v.double())
         for rows_q, k, v in zip(q.split([n for _, n in shapes]), keys, values, strict=True)
     ]
-    result = paged_attention(q, kv, batch.plan).double()
+    result = paged_attention(q, kv, batch.plan, Scoring(0.25)).double()
     torch.testing.assert_close(result, torch.cat(expected), atol=1e-5, rtol=1e-5)

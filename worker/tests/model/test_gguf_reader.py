@@ -11,6 +11,7 @@ import torch
 
 from headrace_common.errors import InvalidRequest
 from headrace_testing.tiny_model import CHAT_TEMPLATE, TinyShape, tiny_weights, write_gguf
+from headrace_worker.model.gguf_config import config_from_gguf
 from headrace_worker.model.gguf_reader import GgufFile
 
 Q = gguf.GGMLQuantizationType
@@ -63,3 +64,9 @@ def test_names_a_missing_tensor(tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf")
     with pytest.raises(InvalidRequest, match=r"'output\.weight'"):
         GgufFile(tmp_path / "m.gguf").tensor("lm_head.weight")
+
+
+def test_names_a_missing_key() -> None:
+    """A file without one of its sizes is refused, and the message says which key."""
+    with pytest.raises(InvalidRequest, match=r"'llama\.attention\.head_count'"):
+        config_from_gguf({"general.architecture": "llama"}, is_head_tied=True)

@@ -74,7 +74,7 @@ def test_user_defined_tokens_are_whole_but_not_special() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"), [({"model": "llama"}, "'llama'"), ({"pre": "tekken"}, "'tekken'")]
+    ("changes", "named"), [({"model": "t5"}, "'t5'"), ({"pre": "tekken"}, "'tekken'")]
 )
 def test_refuses_unknown_kinds_by_name(changes: dict[str, str], named: str) -> None:
     """A guess would give wrong ids silently, so an unknown kind is refused."""

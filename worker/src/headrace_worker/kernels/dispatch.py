@@ -16,7 +16,7 @@ from headrace_common.errors import InvalidRequest, Unavailable, Unimplemented
 from headrace_worker.kernels import reference
 from headrace_worker.kernels.compiler import default_cache_dir, ensure_compiled
 from headrace_worker.kernels.native import NativeKernels
-from headrace_worker.kernels.reference import AttentionPlan
+from headrace_worker.kernels.reference import AttentionPlan, Scoring
 
 _CPU, _TORCH, _TRITON = "cpu", "torch", "triton"
 _log = logging.getLogger(__name__)
@@ -28,9 +28,10 @@ class Kernels:
 
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     silu_mul: Callable[[torch.Tensor], torch.Tensor]
+    gelu_mul: Callable[[torch.Tensor], torch.Tensor]
     apply_rope: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     write_kv: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
-    paged_attention: Callable[[torch.Tensor, torch.Tensor, AttentionPlan], torch.Tensor]
+    paged_attention: Callable[[torch.Tensor, torch.Tensor, AttentionPlan, Scoring], torch.Tensor]
 
 
 def kernels_for(backend: str) -> Kernels:
@@ -44,6 +45,7 @@ def kernels_for(backend: str) -> Kernels:
         return Kernels(
             rms_norm=reference.rms_norm,
             silu_mul=reference.silu_mul,
+            gelu_mul=reference.gelu_mul,
             apply_rope=reference.apply_rope,
             write_kv=reference.write_kv,
             paged_attention=reference.paged_attention,

@@ -9,14 +9,20 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from headrace_common.errors import Unavailable
 from headrace_worker.kernels import reference
 from headrace_worker.kernels.blocks import BlockMatrix, from_float
+from headrace_worker.kernels.reference import Scoring
+
+# Cosines and sines, (T, D/2) each.
+HalfRope = tuple[torch.Tensor, torch.Tensor]
 
 _I64, _PTR = ctypes.c_int64, ctypes.c_void_p
+_OPERATIONS = ("linear", "rms_norm", "silu_mul", "gelu_mul", "rope", "write_kv", "attention")
 
 
 class _Matrix(ctypes.Structure):
@@ -39,6 +45,10 @@ class _HeadShape(ctypes.Structure):
     _fields_ = (("num_heads", _I64), ("num_kv_heads", _I64), ("head_dim", _I64))
 
 
+class _Scoring(ctypes.Structure):
+    _fields_ = (("scale", ctypes.c_float), ("soft_cap", ctypes.c_float), ("window", _I64))
+
+
 class _Layer(ctypes.Structure):
     _fields_ = (
         ("attention_norm", _PTR),
@@ -47,6 +57,12 @@ class _Layer(ctypes.Structure):
         ("attention_out", _Matrix),
         ("gate_up", _Matrix),
         ("down", _Matrix),
+        ("qkv_bias", _PTR),
+        ("q_norm", _PTR),
+        ("k_norm", _PTR),
+        ("attention_post_norm", _PTR),
+        ("ffn_post_norm", _PTR),
+        ("how", _Scoring),
     )
 
 
@@ -55,8 +71,10 @@ class _Model(ctypes.Structure):
         ("num_layers", _I64),
         ("hidden_size", _I64),
         ("ffn_size", _I64),
+        ("has_gelu", _I64),
         ("heads", _HeadShape),
         ("eps", ctypes.c_double),
+        ("logit_soft_cap", ctypes.c_double),
         ("layers", _PTR),
         ("final_norm", _PTR),
         ("head", _Matrix),
@@ -71,6 +89,8 @@ class _Step(ctypes.Structure):
         ("hidden", _PTR),
         ("cos", _PTR),
         ("sin", _PTR),
+        ("local_cos", _PTR),
+        ("local_sin", _PTR),
         ("logit_idx", _PTR),
         ("logits", _PTR),
         ("kv", _KvView),
@@ -97,7 +117,7 @@ class TokenPlan:
 
 @dataclass(frozen=True)
 class StepLayer:
-    """One layer as the step takes it."""
+    """One layer as the step takes it; vectors as in `model.weights.LayerWeights`."""
 
     attention_norm: torch.Tensor
     ffn_norm: torch.Tensor
@@ -105,6 +125,12 @@ class StepLayer:
     attention_out: BlockMatrix
     gate_up: BlockMatrix
     down: BlockMatrix
+    scoring: Scoring
+    qkv_bias: torch.Tensor | None = None
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+    attention_post_norm: torch.Tensor | None = None
+    ffn_post_norm: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -118,6 +144,8 @@ class StepModel:
     layers: Sequence[StepLayer]
     final_norm: torch.Tensor
     head: BlockMatrix
+    has_gelu: bool = False
+    logit_soft_cap: float = 0.0
 
 
 class NativeKernels:
@@ -134,7 +162,7 @@ class NativeKernels:
         except OSError as error:
             raise Unavailable(f"the compiled kernels cannot be loaded: {error}") from error
         self._library.hr_step.restype = _I64
-        for name in ("linear", "rms_norm", "silu_mul", "rope", "write_kv", "attention"):
+        for name in _OPERATIONS:
             getattr(self._library, f"hr_{name}").restype = None
         self._check()
 
@@ -154,9 +182,11 @@ class NativeKernels:
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See `reference.silu_mul`."""
-        y = torch.empty(len(gate_up), gate_up.shape[1] // 2)
-        self._library.hr_silu_mul(_ptr(gate_up), _ptr(y), *map(_I64, y.shape))
-        return y
+        return self._gated(self._library.hr_silu_mul, gate_up)
+
+    def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See `reference.gelu_mul`."""
+        return self._gated(self._library.hr_gelu_mul, gate_up)
 
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """See `reference.apply_rope`; cos and sin are (T, D/2)."""
@@ -174,7 +204,9 @@ class NativeKernels:
             _ptr(k), _ptr(v), stride, ctypes.byref(view), _I64(len(k)), ctypes.byref(shape)
         )
 
-    def attention(self, q: torch.Tensor, kv: torch.Tensor, plan: TokenPlan) -> torch.Tensor:
+    def attention(
+        self, q: torch.Tensor, kv: torch.Tensor, plan: TokenPlan, scoring: Scoring
+    ) -> torch.Tensor:
         """See `reference.paged_attention`; here each token has a table and context of its own."""
         rows, num_heads, head_dim = q.shape
         y = torch.empty_like(q)
@@ -183,8 +215,15 @@ class NativeKernels:
         view, stride = _kv_view(kv, plan), _I64(num_heads * head_dim)
         self._library.hr_attention(
             _ptr(q), stride, _ptr(y), _ptr(scores), ctypes.byref(view), _I64(rows),
-            ctypes.byref(shape),
+            ctypes.byref(shape), ctypes.byref(_scoring(scoring)),
         )  # fmt: skip
+        return y
+
+    def _gated(
+        self, operation: Any, gate_up: torch.Tensor
+    ) -> torch.Tensor:  # Any: foreign function
+        y = torch.empty(len(gate_up), gate_up.shape[1] // 2)
+        operation(_ptr(gate_up), _ptr(y), *map(_I64, y.shape))
         return y
 
     def _check(self) -> None:
@@ -208,8 +247,10 @@ class NativeStep:
             len(model.layers),
             model.layers[0].qkv.num_in,
             model.layers[0].down.num_in,
+            model.has_gelu,
             _HeadShape(model.num_heads, model.num_kv_heads, model.head_dim),
             model.eps,
+            model.logit_soft_cap,
             ctypes.addressof(self._layers),
             _ptr(model.final_norm),
             _matrix(model.head),
@@ -218,7 +259,7 @@ class NativeStep:
     def __call__(
         self,
         hidden: torch.Tensor,
-        rope: tuple[torch.Tensor, torch.Tensor],
+        ropes: tuple[HalfRope, HalfRope],
         kv: torch.Tensor,
         plan: TokenPlan,
         logit_idx: torch.Tensor,
@@ -227,7 +268,7 @@ class NativeStep:
 
         Args:
             hidden: (T, E) embeddings; overwritten.
-            rope: cosines and sines, (T, D/2) each.
+            ropes: cosines and sines, (T, D/2) each, of all-seeing and of windowed layers.
             kv: (layers, 2, N, S, K, D) the KV pool; the tokens' slots are written.
             plan: where the tokens write and what they see.
             logit_idx: int64, the tokens that want logits.
@@ -241,7 +282,7 @@ class NativeStep:
             len(logit_idx),
             int(plan.context.max()),
             _ptr(hidden),
-            *map(_ptr, rope),
+            *(_ptr(part) for rope in ropes for part in rope),
             _ptr(logit_idx),
             _ptr(logits),
             _kv_view(kv[0], plan),
@@ -264,7 +305,24 @@ def _matrix(weight: BlockMatrix) -> _Matrix:
 
 def _layer(layer: StepLayer) -> _Layer:
     matrices = (layer.qkv, layer.attention_out, layer.gate_up, layer.down)
-    return _Layer(_ptr(layer.attention_norm), _ptr(layer.ffn_norm), *map(_matrix, matrices))
+    optional = (
+        layer.qkv_bias,
+        layer.q_norm,
+        layer.k_norm,
+        layer.attention_post_norm,
+        layer.ffn_post_norm,
+    )
+    return _Layer(
+        _ptr(layer.attention_norm),
+        _ptr(layer.ffn_norm),
+        *map(_matrix, matrices),
+        *(None if vector is None else _ptr(vector) for vector in optional),
+        _scoring(layer.scoring),
+    )
+
+
+def _scoring(scoring: Scoring) -> _Scoring:
+    return _Scoring(scoring.scale, scoring.soft_cap, scoring.window_tokens)
 
 
 def _kv_view(kv: torch.Tensor, plan: TokenPlan) -> _KvView:
@@ -278,5 +336,6 @@ def _samples(generator: torch.Generator) -> list[BlockMatrix]:
     values = torch.randint(0, 256, (5, 2, 32), generator=generator, dtype=torch.uint8)
     q4 = torch.cat((scales, values[..., :16]), dim=-1)
     q8 = torch.cat((scales[..., :4], values), dim=-1)
+    halves = torch.cat((scales, values), dim=-1)
     floats = torch.randn(5, 64, generator=generator)
-    return [from_float(floats), *(BlockMatrix(g.reshape(5, -1), 64) for g in (q4, q8))]
+    return [from_float(floats), *(BlockMatrix(g.reshape(5, -1), 64) for g in (q4, q8, halves))]

@@ -12,7 +12,22 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
-from headrace_worker.kernels.blocks import GROUP, KIND_F32, KIND_Q8, BlockMatrix
+from headrace_worker.kernels.blocks import GROUP, KIND_F32, KIND_Q8, KIND_Q8_HALVES, BlockMatrix
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How products of queries and keys become weights.
+
+    Attributes:
+        scale: multiplies each product.
+        soft_cap: products s become c tanh(s / c) then; 0 = they stay.
+        window_tokens: positions that a token sees, itself included; 0 = all.
+    """
+
+    scale: float
+    soft_cap: float = 0.0
+    window_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -23,11 +38,13 @@ class DecodeGroup:
         token_idx: (B,) place of each row's token in the flat batch.
         block_ids: (B * M,) block tables padded to M blocks with block 0, row after row.
         bias: (B, 1, 1, M * S) 0 where a row sees a slot, -inf where not.
+        contexts: (B,) positions of each row, its token included.
     """
 
     token_idx: torch.Tensor
     block_ids: torch.Tensor
     bias: torch.Tensor
+    contexts: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -70,6 +87,11 @@ def dequantised(weight: BlockMatrix) -> torch.Tensor:
     groups = weight.data.view(weight.num_out, weight.num_in // GROUP, -1)
     if weight.kind == KIND_F32:
         return weight.data.view(torch.float32)
+    if weight.kind == KIND_Q8_HALVES:
+        scales = groups[..., :8].contiguous().view(torch.float32)
+        values = groups[..., 8:].contiguous().view(torch.int8).float()
+        values = values * scales.repeat_interleave(GROUP // 2, dim=-1)
+        return values.reshape(weight.num_out, weight.num_in)
     scale = groups[..., :4].contiguous().view(torch.float32)
     if weight.kind == KIND_Q8:
         values = groups[..., 4:].contiguous().view(torch.int8).float() * scale
@@ -96,6 +118,12 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return F.silu(gate).mul_(up)
 
 
+def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """Return gelu(gate) * up, GELU by tanh (arXiv 1606.08415); as `silu_mul`."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
+
+
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate the pairs (i, i + D/2) of every head (arXiv 2104.09864, half-split layout).
 
@@ -115,7 +143,9 @@ def write_kv(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slots: torch.Te
     flat[1].index_copy_(0, slots, v)
 
 
-def paged_attention(q: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
+def paged_attention(
+    q: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan, scoring: Scoring
+) -> torch.Tensor:
     """Causal grouped-query attention of a ragged batch over paged KV.
 
     The batch's own keys and values must have been written before. A masked slot may hold anything
@@ -125,39 +155,75 @@ def paged_attention(q: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan) -> t
         q: (T, H, D), rotated.
         kv: (2, N, S, K, D), one layer's pool.
         plan: rows and blocks.
+        scoring: scale, cap and window.
 
     Returns:
         (T, H, D).
     """
     out = torch.empty_like(q)
     for group in plan.decode:
-        out[group.token_idx] = _attend_decode(q[group.token_idx], kv, group)
+        out[group.token_idx] = _attend_decode(q[group.token_idx], kv, group, scoring)
     for row in plan.prefill:
-        out[row.start : row.end] = _attend_prefill(q[row.start : row.end], kv, row)
+        out[row.start : row.end] = _attend_prefill(q[row.start : row.end], kv, row, scoring)
     return out
 
 
-def _attend_decode(q: torch.Tensor, kv: torch.Tensor, group: DecodeGroup) -> torch.Tensor:
+def _attend_decode(
+    q: torch.Tensor, kv: torch.Tensor, group: DecodeGroup, scoring: Scoring
+) -> torch.Tensor:
     num_rows, num_heads, head_dim = q.shape
     num_kv_heads = kv.shape[3]
     k, v = (_gather(pool, group.block_ids, num_rows) for pool in kv)
+    bias = group.bias
+    if scoring.window_tokens:
+        first = (group.contexts - scoring.window_tokens)[:, None, None, None]
+        bias = bias.masked_fill(torch.arange(k.shape[2]) < first, float("-inf"))
     # The query heads that share a KV head become the "queries" of that head: no copy of K and V.
     grouped = q.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=group.bias)
-    return out.reshape(num_rows, num_heads, head_dim)
+    return _attend(grouped, k, v, bias, scoring).reshape(num_rows, num_heads, head_dim)
 
 
-def _attend_prefill(q: torch.Tensor, kv: torch.Tensor, row: PrefillRow) -> torch.Tensor:
+def _attend_prefill(
+    q: torch.Tensor, kv: torch.Tensor, row: PrefillRow, scoring: Scoring
+) -> torch.Tensor:
     k, v = (_gather(pool, row.block_ids, 1)[:, :, : row.context_tokens] for pool in kv)
-    out = F.scaled_dot_product_attention(
-        q.transpose(0, 1).unsqueeze(0),
-        k,
-        v,
-        attn_mask=row.bias,
-        is_causal=row.bias is None,
-        enable_gqa=True,
-    )
-    return out.squeeze(0).transpose(0, 1)
+    bias = row.bias
+    is_windowed = 0 < scoring.window_tokens < row.context_tokens
+    if is_windowed or (bias is None and scoring.soft_cap):
+        bias = _causal_bias(len(q), row.context_tokens, scoring.window_tokens)
+    queries = q.transpose(0, 1).unsqueeze(0)
+    return _attend(queries, k, v, bias, scoring).squeeze(0).transpose(0, 1)
+
+
+def _causal_bias(num_new: int, context_tokens: int, window_tokens: int) -> torch.Tensor:
+    """Return (new, context): 0 where the last *num_new* positions see one, -inf where not."""
+    position = torch.arange(context_tokens - num_new, context_tokens).unsqueeze(1)
+    seen = torch.arange(context_tokens)
+    is_hidden = seen > position
+    if window_tokens:
+        is_hidden |= seen <= position - window_tokens
+    return torch.zeros(is_hidden.shape).masked_fill_(is_hidden, float("-inf"))
+
+
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, scoring: Scoring
+) -> torch.Tensor:
+    """Attend (B, H, T, D) queries to (B, K, C, D) keys and values; causal without a bias."""
+    if not scoring.soft_cap:
+        return F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=bias,
+            is_causal=bias is None,
+            scale=scoring.scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
+    num_shared = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(num_shared, dim=1) for x in (k, v))
+    scores = torch.tanh(q @ k.transpose(-1, -2) * (scoring.scale / scoring.soft_cap))
+    weights = scores * scoring.soft_cap
+    return torch.softmax(weights if bias is None else weights + bias, dim=-1) @ v
 
 
 def _gather(pool: torch.Tensor, block_ids: torch.Tensor, num_rows: int) -> torch.Tensor:

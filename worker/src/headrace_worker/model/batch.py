@@ -122,4 +122,5 @@ def _decode_group(rows: Sequence[_Placed], block_size: int) -> DecodeGroup:
         token_idx=torch.tensor([row.token_idx for row in rows]),
         block_ids=torch.from_numpy(tables.reshape(-1)),
         bias=bias[:, None, None, :],
+        contexts=contexts,
     )

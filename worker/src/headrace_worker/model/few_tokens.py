@@ -22,8 +22,9 @@ from headrace_worker.kernels.native import (
     TokenPlan,
 )
 from headrace_worker.model.batch import Row
-from headrace_worker.model.config import ModelConfig
-from headrace_worker.model.llama import rope_inverse_frequencies
+from headrace_worker.model.config import GELU_TANH, ModelConfig
+from headrace_worker.model.decoder import scoring_of
+from headrace_worker.model.rope import RopeTable
 from headrace_worker.model.weights import LoadedModel
 
 # Longer rows gain little by the quantised weights, and lose in attention, where each token reads
@@ -38,17 +39,21 @@ class FewTokensStep:
 
     def __init__(self, loaded: LoadedModel, kernels: NativeKernels) -> None:
         self._embedding = loaded.weights.embedding
-        self._inv_freq = rope_inverse_frequencies(loaded.config)
+        self._embedding_scale = loaded.config.embedding_scale
+        self._rope = RopeTable.of(loaded.config)
+        self._local_rope = RopeTable.of_windowed_layers(loaded.config)
         self._step = NativeStep(kernels, _step_model(loaded))
 
     def __call__(self, rows: Sequence[Row], kv: torch.Tensor) -> torch.Tensor:
         """Compute *rows*; see `ModelRunner.forward`."""
         token_ids = torch.tensor([token for row in rows for token in row.token_ids])
         positions, plan = _plan(rows, kv.shape[3])
-        angles = torch.outer(positions.to(torch.float32), self._inv_freq)
         hidden = F.embedding(token_ids, self._embedding)
+        if self._embedding_scale != 1.0:
+            hidden *= self._embedding_scale
+        ropes = self._rope.half(positions), self._local_rope.half(positions)
         logit_idx = torch.tensor(_logit_idx(rows), dtype=torch.int64)
-        return self._step(hidden, (angles.cos(), angles.sin()), kv, plan, logit_idx)
+        return self._step(hidden, ropes, kv, plan, logit_idx)
 
 
 def few_tokens_step(loaded: LoadedModel, kernels: NativeKernels) -> FewTokensStep | None:
@@ -107,6 +112,12 @@ def _step_model(loaded: LoadedModel) -> StepModel:
             attention_out=matrix(f"layers.{idx}.attention_out", layer.attention_out),
             gate_up=matrix(f"layers.{idx}.gate_up", layer.gate_up),
             down=matrix(f"layers.{idx}.down", layer.down),
+            scoring=scoring_of(config, idx),
+            qkv_bias=layer.qkv_bias,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            attention_post_norm=layer.attention_post_norm,
+            ffn_post_norm=layer.ffn_post_norm,
         )
         for idx, layer in enumerate(weights.layers)
     ]
@@ -119,4 +130,6 @@ def _step_model(loaded: LoadedModel) -> StepModel:
         layers=layers,
         final_norm=weights.final_norm,
         head=matrix(head_name, weights.head),
+        has_gelu=config.activation == GELU_TANH,
+        logit_soft_cap=config.logit_soft_cap,
     )

@@ -15,7 +15,8 @@ from gguf import GGUFReader, dequantize
 
 from headrace_common.errors import InvalidRequest
 from headrace_worker.kernels.blocks import ByteArray, from_gguf
-from headrace_worker.model.config import ModelConfig, RopeScaling, check_architecture
+from headrace_worker.model.config import ModelConfig, check_architecture
+from headrace_worker.model.gguf_config import config_from_gguf, token_id
 
 _GLOBAL_NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -32,7 +33,17 @@ _LAYER_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
 }
+_POST_NORM_NAMES = {
+    **_LAYER_NAMES,
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+# Whose query and key rows the converter interleaves.
+_PERMUTED = ("llama",)
 _SPECIAL_TOKENS = {
     "bos_token": "bos",
     "eos_token": "eos",
@@ -43,6 +54,13 @@ _ROPE_FACTORS = "rope_freqs.weight"
 
 FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 _Rows = TypeVar("_Rows", FloatArray, ByteArray)
+
+
+class _Metadata(dict[str, Any]):
+    """Key-value pairs that say which one is missing."""
+
+    def __missing__(self, key: str) -> Any:
+        raise InvalidRequest(f"the GGUF file lacks the key {key!r}")
 
 
 class GgufFile:
@@ -58,14 +76,18 @@ class GgufFile:
             reader = GGUFReader(path)
         except ValueError as error:
             raise InvalidRequest(f"{path} is not a readable GGUF file: {error}") from error
-        self.metadata: Mapping[str, Any] = {
-            key: field.contents()
+        self.metadata: Mapping[str, Any] = _Metadata(
+            (key, field.contents())
             for key, field in reader.fields.items()
             if not key.startswith("GGUF.")
-        }
+        )
         check_architecture(str(self.metadata.get("general.architecture")))
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
-        self.config = self._read_config()
+        self.config = config_from_gguf(
+            self.metadata,
+            is_head_tied=_GLOBAL_NAMES["lm_head.weight"] not in self._tensors,
+            rope_factors=self._rope_factors(),
+        )
 
     @property
     def chat_template(self) -> str:
@@ -76,8 +98,8 @@ class GgufFile:
     def special_tokens(self) -> dict[str, str]:
         """Spellings by name ("bos_token", ...)."""
         tokens = self.metadata["tokenizer.ggml.tokens"]
-        ids = {name: self._token_id(key) for name, key in _SPECIAL_TOKENS.items()}
-        return {name: tokens[token_id] for name, token_id in ids.items() if token_id is not None}
+        ids = {name: token_id(self.metadata, key) for name, key in _SPECIAL_TOKENS.items()}
+        return {name: tokens[found] for name, found in ids.items() if found is not None}
 
     def tensor(self, hf_name: str) -> FloatArray:
         """Return one tensor by its Hugging Face name, dequantised, (out, in).
@@ -97,7 +119,14 @@ class GgufFile:
         """Return a tensor's shape, (out, in), without reading it."""
         return tuple(int(size) for size in reversed(self._tensors[self._known_name(hf_name)].shape))
 
+    def _rope_factors(self) -> tuple[float, ...]:
+        if _ROPE_FACTORS not in self._tensors:
+            return ()
+        return tuple(float(x) for x in self._dequantised(_ROPE_FACTORS))
+
     def _in_order(self, hf_name: str, rows: _Rows) -> _Rows:
+        if self.config.architecture not in _PERMUTED:
+            return rows
         if hf_name.endswith("q_proj.weight"):
             return _half_split(rows, self.config.num_heads)
         if hf_name.endswith("k_proj.weight"):
@@ -105,7 +134,7 @@ class GgufFile:
         return rows
 
     def _known_name(self, hf_name: str) -> str:
-        name = _gguf_name(hf_name)
+        name = _gguf_name(hf_name, self.config)
         if name not in self._tensors:
             raise InvalidRequest(f"the GGUF file lacks the tensor {name!r}")
         return name
@@ -119,60 +148,14 @@ class GgufFile:
             raise InvalidRequest(f"tensor {name!r} has the unsupported type {kind}") from error
         return np.ascontiguousarray(values, dtype=np.float32)
 
-    def _read_config(self) -> ModelConfig:
-        arch = self.metadata["general.architecture"]
-        meta = {
-            key.removeprefix(f"{arch}."): value
-            for key, value in self.metadata.items()
-            if key.startswith(f"{arch}.")
-        }
-        heads = meta["attention.head_count"]
-        head_dim = meta.get("attention.key_length") or meta["embedding_length"] // heads
-        if meta.get("rope.dimension_count", head_dim) != head_dim:
-            raise InvalidRequest("partial RoPE (rope.dimension_count) is not supported")
-        return ModelConfig(
-            architecture=arch,
-            num_layers=meta["block_count"],
-            hidden_size=meta["embedding_length"],
-            ffn_size=meta["feed_forward_length"],
-            num_heads=heads,
-            num_kv_heads=meta.get("attention.head_count_kv", heads),
-            head_dim=head_dim,
-            vocab_size=len(self.metadata["tokenizer.ggml.tokens"]),
-            context_tokens=meta["context_length"],
-            rope_theta=meta.get("rope.freq_base", 10_000.0),
-            rms_eps=meta["attention.layer_norm_rms_epsilon"],
-            is_head_tied="output.weight" not in self._tensors,
-            eos_token_ids=self._eos_token_ids(),
-            bos_token_id=self._token_id("bos"),
-            add_bos=bool(self.metadata.get("tokenizer.ggml.add_bos_token", False)),
-            rope_scaling=self._rope_scaling(meta),
-        )
 
-    def _rope_scaling(self, meta: Mapping[str, Any]) -> RopeScaling:
-        if _ROPE_FACTORS in self._tensors:
-            factors = tuple(float(x) for x in self._dequantised(_ROPE_FACTORS))
-            return RopeScaling(kind="factors", factors=factors)
-        kind = meta.get("rope.scaling.type", "none")
-        if kind == "none":
-            return RopeScaling()
-        if kind != "linear":
-            raise InvalidRequest(f"RoPE scaling {kind!r} in a GGUF file is not supported")
-        return RopeScaling(kind="linear", factor=float(meta["rope.scaling.factor"]))
-
-    def _eos_token_ids(self) -> tuple[int, ...]:
-        ids = [self._token_id("eos"), self._token_id("eot")]
-        return tuple(dict.fromkeys(i for i in ids if i is not None))
-
-    def _token_id(self, name: str) -> int | None:
-        return self.metadata.get(f"tokenizer.ggml.{name}_token_id")
-
-
-def _gguf_name(hf_name: str) -> str:
+def _gguf_name(hf_name: str, config: ModelConfig) -> str:
     if hf_name in _GLOBAL_NAMES:
         return _GLOBAL_NAMES[hf_name]
-    _, _, layer_idx, part = hf_name.removesuffix(".weight").split(".", maxsplit=3)
-    return f"blk.{layer_idx}.{_LAYER_NAMES[part]}.weight"
+    _, _, layer_idx, path = hf_name.split(".", maxsplit=3)
+    part, _, kind = path.rpartition(".")
+    names = _POST_NORM_NAMES if config.has_post_norms else _LAYER_NAMES
+    return f"blk.{layer_idx}.{names[part]}.{kind}"
 
 
 def _half_split(values: _Rows, num_heads: int) -> _Rows:

@@ -1,8 +1,11 @@
 """tokenizer.json out of a GGUF file's metadata.
 
-Byte-level BPE only (``tokenizer.ggml.model`` = "gpt2"). How text is cut before BPE is known by the
-name in ``tokenizer.ggml.pre``; the patterns are those of the models' own tokenizer.json files
-(llama.cpp lists them in its ``llama-vocab.cpp``). The result adds no special tokens of its own.
+Two kinds of ``tokenizer.ggml.model`` are known. "gpt2" is byte-level BPE: how text is cut before
+BPE is known by the name in ``tokenizer.ggml.pre``; the patterns are those of the models' own
+tokenizer.json files (llama.cpp lists them in its ``llama-vocab.cpp``). "llama" is SentencePiece's
+BPE: pieces have scores, and of two neighbours those are joined first whose joint piece has the
+highest (SentencePiece, ``bpe_model.cc``); what no piece covers becomes bytes. The result adds no
+special tokens of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +17,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from headrace_common.errors import InvalidRequest
 
-_CONTROL, _USER_DEFINED = 3, 4
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
+# Kinds of pieces that others may be joined of.
+_JOINED = (_NORMAL, _USER_DEFINED)
+_SPACE = "\u2581"
 _LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -29,8 +35,16 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
         InvalidRequest: a tokenizer model or a pre-tokenizer that is not known here.
     """
     kind = metadata.get("tokenizer.ggml.model")
+    if kind == "llama":
+        return _sentencepiece(metadata)
     if kind != "gpt2":
-        raise InvalidRequest(f"GGUF tokenizer model {kind!r} is not supported; supported: 'gpt2'")
+        raise InvalidRequest(
+            f"GGUF tokenizer model {kind!r} is not supported; supported: 'gpt2', 'llama'"
+        )
+    return _byte_level_bpe(metadata)
+
+
+def _byte_level_bpe(metadata: Mapping[str, Any]) -> Tokenizer:
     pre = metadata.get("tokenizer.ggml.pre", "default")
     if pre not in _PRE_TOKENIZERS:
         known = ", ".join(_PRE_TOKENIZERS)
@@ -51,6 +65,44 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     _add(tokenizer, tokens, kinds)
     return tokenizer
+
+
+def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:
+    tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={token: token_id for token_id, token in enumerate(tokens)},
+            merges=_merges(tokens, kinds, metadata["tokenizer.ggml.scores"]),
+            unk_token=tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    # SentencePiece's default, which Gemma turns off. As in llama.cpp, text behind a piece that is
+    # taken whole begins anew.
+    has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    to_pieces = [normalizers.Prepend(_SPACE)] if has_prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*to_pieces, normalizers.Replace(" ", _SPACE)])
+    to_text = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    without_prefix = [decoders.Strip(" ", 1, 0)] if has_prefix else []
+    tokenizer.decoder = decoders.Sequence([*to_text, *without_prefix])
+    _add(tokenizer, tokens, kinds)
+    return tokenizer
+
+
+def _merges(tokens: list[str], kinds: list[int], scores: list[float]) -> list[tuple[str, str]]:
+    """List the pairs that make up each piece, best score first."""
+    usable = {token for token, kind in zip(tokens, kinds, strict=True) if kind in _JOINED}
+    ranked = [
+        (-score, len(left), left, piece[len(left) :])
+        for piece, kind, score in zip(tokens, kinds, scores, strict=True)
+        if kind == _NORMAL
+        for left in (piece[:cut] for cut in range(1, len(piece)))
+        if left in usable and piece[len(left) :] in usable
+    ]
+    ranked.sort()
+    return [(left, right) for _, _, left, right in ranked]
 
 
 def _add(tokenizer: Tokenizer, tokens: list[str], kinds: list[int]) -> None:

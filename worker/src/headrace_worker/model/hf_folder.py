@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from headrace_common.errors import InvalidRequest
 from headrace_worker.model.config import ModelConfig
+from headrace_worker.model.hf_config import config_from_hf
 from headrace_worker.model.info import ModelInfo
 from headrace_worker.model.weights import LoadedModel, assemble, tensor_plan
 
@@ -42,7 +43,7 @@ def load_hf_folder(folder: Path) -> LoadedModel:
 
 def _config(folder: Path, tokenizer_json: bytes) -> ModelConfig:
     values = _read_json(_required(folder / "config.json"))
-    config = ModelConfig.from_hf({**values, **_generation_ids(folder)})
+    config = config_from_hf({**values, **_generation_ids(folder)})
     bos = config.bos_token_id
     first = Tokenizer.from_str(tokenizer_json.decode()).encode("a", add_special_tokens=True).ids[:1]
     return dataclasses.replace(config, add_bos=bos is not None and first == [bos])
@@ -75,7 +76,8 @@ def _fused_reader(
 
     def fused(name: str) -> torch.Tensor:
         parts = [opened[shards[part]].get_tensor(part).float() for part in plan[name]]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return whole + config.norm_offset if plan[name][0].endswith("norm.weight") else whole
 
     return fused
 

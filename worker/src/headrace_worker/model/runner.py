@@ -15,9 +15,9 @@ import torch
 from headrace_common.blocks import BLOCK_SIZE_TOKENS
 from headrace_worker.kernels.dispatch import kernels_for, native_for
 from headrace_worker.model.batch import Row, build_batch
+from headrace_worker.model.decoder import Decoder
 from headrace_worker.model.few_tokens import MAX_ROW_TOKENS, FewTokensStep, few_tokens_step
 from headrace_worker.model.info import ModelInfo
-from headrace_worker.model.llama import Llama
 from headrace_worker.model.loader import load_model
 from headrace_worker.model.weights import LoadedModel
 
@@ -62,7 +62,7 @@ class ModelRunner:
         self.info: ModelInfo = loaded.info
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._model = Llama(loaded.config, loaded.weights, kernels_for(backend))
+        self._model = Decoder(loaded.config, loaded.weights, kernels_for(backend))
         native = native_for(backend, kernel_cache_dir)
         self._few_tokens = few_tokens_step(loaded, native) if native else None
         self._kv = _lazy_zeros(

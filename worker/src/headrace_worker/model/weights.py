@@ -1,6 +1,6 @@
 """Weights in memory, and how they are put together from a checkpoint's tensors.
 
-The layers use fused matrices (query, key and value in one; both halves of the SwiGLU in one).
+The layers use fused matrices (query, key and value in one; gate and up in one).
 `tensor_plan` says which checkpoint tensors, by their Hugging Face names, make up each of them: the
 Hugging Face loader concatenates by it, a GGUF is converted by it, a prepared folder has its keys.
 """
@@ -16,14 +16,25 @@ from headrace_worker.kernels.blocks import BlockMatrix
 from headrace_worker.model.config import ModelConfig
 from headrace_worker.model.info import ModelInfo
 
-_LAYER_PARTS: dict[str, tuple[str, ...]] = {
-    "attention_norm": ("input_layernorm",),
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "attention_out": ("self_attn.o_proj",),
-    "ffn_norm": ("post_attention_layernorm",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
+_NORMS = {"attention_norm": ("input_layernorm.weight",)}
+_MATRICES = {
+    "qkv": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "attention_out": ("self_attn.o_proj.weight",),
+    "gate_up": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "down": ("mlp.down_proj.weight",),
 }
+_TWO_NORMS = {"ffn_norm": ("post_attention_layernorm.weight",)}
+# The same Hugging Face name means the norm before the feed-forward part in one family and the one
+# behind the attention in another.
+_FOUR_NORMS = {
+    "attention_post_norm": ("post_attention_layernorm.weight",),
+    "ffn_norm": ("pre_feedforward_layernorm.weight",),
+    "ffn_post_norm": ("post_feedforward_layernorm.weight",),
+}
+_QKV_BIAS = {
+    "qkv_bias": ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias")
+}
+_QK_NORM = {"q_norm": ("self_attn.q_norm.weight",), "k_norm": ("self_attn.k_norm.weight",)}
 
 
 @dataclass(frozen=True)
@@ -34,9 +45,14 @@ class LayerWeights:
         attention_norm: scale of the norm before the attention.
         qkv: query, key and value heads, one below the other, ((H + 2K) * D, hidden size).
         attention_out: (hidden size, H * D).
-        ffn_norm: scale of the norm before the SwiGLU.
-        gate_up: both halves of the SwiGLU, (2 * ffn size, hidden size).
+        ffn_norm: scale of the norm before the feed-forward part.
+        gate_up: gate and what it multiplies, (2 * ffn size, hidden size).
         down: (hidden size, ffn size).
+        qkv_bias: ((H + 2K) * D,); None = the model has none. So with all that follow.
+        q_norm: (D,) scale of the norm of each query head.
+        k_norm: (D,) scale of the norm of each key head.
+        attention_post_norm: scale of the norm behind the attention.
+        ffn_post_norm: scale of the norm behind the feed-forward part.
     """
 
     attention_norm: torch.Tensor
@@ -45,10 +61,15 @@ class LayerWeights:
     ffn_norm: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
+    qkv_bias: torch.Tensor | None = None
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+    attention_post_norm: torch.Tensor | None = None
+    ffn_post_norm: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
-class LlamaWeights:
+class DecoderWeights:
     """All weights, float32. With a tied head, *head* is *embedding*."""
 
     embedding: torch.Tensor
@@ -67,7 +88,7 @@ class LoadedModel:
     """
 
     config: ModelConfig
-    weights: LlamaWeights
+    weights: DecoderWeights
     info: ModelInfo
     blocks: Mapping[str, BlockMatrix] = field(default_factory=dict)
 
@@ -76,9 +97,9 @@ def tensor_plan(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     """Map each fused tensor's name to the checkpoint tensors it stacks along dimension 0."""
     plan: dict[str, tuple[str, ...]] = {"embedding": ("model.embed_tokens.weight",)}
     for layer_idx in range(config.num_layers):
-        for name, parts in _LAYER_PARTS.items():
+        for name, parts in _layer_parts(config).items():
             plan[f"layers.{layer_idx}.{name}"] = tuple(
-                f"model.layers.{layer_idx}.{part}.weight" for part in parts
+                f"model.layers.{layer_idx}.{part}" for part in parts
             )
     plan["final_norm"] = ("model.norm.weight",)
     if not config.is_head_tied:
@@ -94,12 +115,21 @@ def num_columns(config: ModelConfig, name: str) -> int:
     return config.ffn_size if part == "down" else config.hidden_size
 
 
-def assemble(config: ModelConfig, fused: Callable[[str], torch.Tensor]) -> LlamaWeights:
+def assemble(config: ModelConfig, fused: Callable[[str], torch.Tensor]) -> DecoderWeights:
     """Build the weights; *fused* returns the float32 tensor of a key of `tensor_plan`."""
     layers = tuple(
-        LayerWeights(**{name: fused(f"layers.{idx}.{name}") for name in _LAYER_PARTS})
+        LayerWeights(**{name: fused(f"layers.{idx}.{name}") for name in _layer_parts(config)})
         for idx in range(config.num_layers)
     )
     embedding = fused("embedding")
     head = embedding if config.is_head_tied else fused("head")
-    return LlamaWeights(embedding, layers, fused("final_norm"), head)
+    return DecoderWeights(embedding, layers, fused("final_norm"), head)
+
+
+def _layer_parts(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    parts = {**_NORMS, **_MATRICES, **(_FOUR_NORMS if config.has_post_norms else _TWO_NORMS)}
+    if config.has_qkv_bias:
+        parts |= _QKV_BIAS
+    if config.has_qk_norm:
+        parts |= _QK_NORM
+    return parts

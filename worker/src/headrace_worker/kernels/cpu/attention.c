@@ -1,6 +1,7 @@
 /* Grouped-query attention of single tokens over paged KV, read where it lies.
  *
- * Each token sees the first `context` positions of its block table. All new keys and values must
+ * Each token sees the first `context` positions of its block table, or the last of them that lie in
+ * the window. All new keys and values must
  * have been written before. scores: room for (H / K) * (the longest context + 8) floats. Reads each
  * key and value once per token. D % 8 == 0. */
 #include <math.h>
@@ -47,35 +48,48 @@ static void softmax(float *scores, int64_t size) {
     for (int64_t i = 0; i < size; i += LANES) store8(scores + i, load8(scores + i) * factor);
 }
 
-/* Up to MAX_GROUP query heads of one KV head. q, y: (group, D). */
+void hr_soft_cap(float *x, int64_t size, float cap) {
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES)
+        store8(x + i, tanh8(load8(x + i) / splat(cap)) * splat(cap));
+    for (; i < size; i++) x[i] = tanhf(x[i] / cap) * cap;
+}
+
+/* Up to MAX_GROUP query heads of one KV head. q, y: (group, D). Position `first` is the first that
+ * is seen; scores are counted from it. */
 static void attend(const float *q, float *y, float *scores, const float *keys, const float *values,
-                   const int64_t *table, int64_t context, int64_t block_size, int64_t group,
-                   const head_shape *heads) {
+                   const int64_t *table, int64_t first, int64_t context, int64_t block_size,
+                   int64_t group, const head_shape *heads, const scoring *how) {
     const int64_t head_dim = heads->head_dim, slot_size = heads->num_kv_heads * head_dim;
-    const int64_t row = context + LANES - context % LANES;
-    const int64_t stride = block_size * slot_size, *block = table;
-    const float scale = 1.0f / sqrtf((float)head_dim);
-    for (int64_t start = 0; start < context; start += block_size, block++) {
-        const int64_t end = start + block_size < context ? start + block_size : context;
-        const float *key = keys + *block * stride;
+    const int64_t num_seen = context - first, row = num_seen + LANES - num_seen % LANES;
+    const int64_t stride = block_size * slot_size, *block = table + first / block_size;
+    int64_t end;
+    for (int64_t start = first; start < context; start = end, block++) {
+        end = (start / block_size + 1) * block_size;
+        if (end > context) end = context;
+        const float *key = keys + *block * stride + start % block_size * slot_size;
         const float *next = end < context ? keys + block[1] * stride : key;
         for (int64_t pos = start; pos < end; pos++, key += slot_size, next += slot_size) {
             fetch(next, head_dim);
             for (int64_t h = 0; h < group; h++)
-                scores[h * row + pos] = dot(q + h * head_dim, key, head_dim) * scale;
+                scores[h * row + pos - first] = dot(q + h * head_dim, key, head_dim) * how->scale;
         }
     }
-    for (int64_t h = 0; h < group; h++) softmax(scores + h * row, context);
+    for (int64_t h = 0; h < group; h++) {
+        if (how->soft_cap > 0.0f) hr_soft_cap(scores + h * row, num_seen, how->soft_cap);
+        softmax(scores + h * row, num_seen);
+    }
     memset(y, 0, group * head_dim * sizeof(float));
-    block = table;
-    for (int64_t start = 0; start < context; start += block_size, block++) {
-        const int64_t end = start + block_size < context ? start + block_size : context;
-        const float *value = values + *block * stride;
+    block = table + first / block_size;
+    for (int64_t start = first; start < context; start = end, block++) {
+        end = (start / block_size + 1) * block_size;
+        if (end > context) end = context;
+        const float *value = values + *block * stride + start % block_size * slot_size;
         const float *next = end < context ? values + block[1] * stride : value;
         for (int64_t pos = start; pos < end; pos++, value += slot_size, next += slot_size) {
             fetch(next, head_dim);
             for (int64_t h = 0; h < group; h++) {
-                const f32x8 weight = splat(scores[h * row + pos]);
+                const f32x8 weight = splat(scores[h * row + pos - first]);
                 for (int64_t i = 0; i < head_dim; i += LANES)
                     store8(y + h * head_dim + i,
                            fma8(weight, load8(value + i), load8(y + h * head_dim + i)));
@@ -85,15 +99,17 @@ static void attend(const float *q, float *y, float *scores, const float *keys, c
 }
 
 void hr_attention(const float *q, int64_t row_stride, float *y, float *scores, const kv_view *kv,
-                  int64_t num_rows, const head_shape *heads) {
+                  int64_t num_rows, const head_shape *heads, const scoring *how) {
     const int64_t head_dim = heads->head_dim, per_kv = heads->num_heads / heads->num_kv_heads;
     for (int64_t t = 0; t < num_rows; t++)
         for (int64_t head = 0; head < heads->num_heads;) {
             const int64_t kv_head = head / per_kv, left = (kv_head + 1) * per_kv - head;
-            const int64_t group = left < MAX_GROUP ? left : MAX_GROUP;
+            const int64_t group = left < MAX_GROUP ? left : MAX_GROUP, context = kv->context[t];
+            const int64_t is_cut = how->window > 0 && how->window < context;
             attend(q + t * row_stride + head * head_dim, y + (t * heads->num_heads + head) * head_dim,
                    scores, kv->keys + kv_head * head_dim, kv->values + kv_head * head_dim,
-                   kv->block_ids + kv->table_start[t], kv->context[t], kv->block_size, group, heads);
+                   kv->block_ids + kv->table_start[t], is_cut ? context - how->window : 0, context,
+                   kv->block_size, group, heads, how);
             head += group;
         }
 }

@@ -22,7 +22,7 @@ typedef uint8_t u8x8_mem __attribute__((vector_size(8), aligned(1), may_alias));
 typedef int8_t i8x8_mem __attribute__((vector_size(8), aligned(1), may_alias));
 
 /* Kinds of blocks; see headrace_worker.kernels.blocks. */
-enum { KIND_F32 = 0, KIND_Q4 = 1, KIND_Q8 = 2 };
+enum { KIND_F32 = 0, KIND_Q4 = 1, KIND_Q8 = 2, KIND_Q8_HALVES = 3 };
 
 typedef struct {
     float scale, offset;
@@ -33,6 +33,11 @@ typedef struct {
     float scale;
     int8_t values[GROUP];
 } q8_block;
+
+typedef struct {
+    float scales[2]; /* of weights 0..15 and 16..31 */
+    int8_t values[GROUP];
+} q8_halves_block;
 
 /* A matrix (num_out, num_in), row after row. */
 typedef struct {
@@ -53,6 +58,13 @@ typedef struct {
 typedef struct {
     int64_t num_heads, num_kv_heads, head_dim;
 } head_shape;
+
+/* How products of queries and keys become weights: times `scale`; with a cap c, s becomes
+ * c tanh(s / c); a token sees the last `window` positions of its context (0 = all). */
+typedef struct {
+    float scale, soft_cap;
+    int64_t window;
+} scoring;
 
 static inline f32x8 load8(const float *from) { return *(const f32x8_mem *)from; }
 static inline void store8(float *to, f32x8 value) { *(f32x8_mem *)to = value; }
@@ -113,15 +125,23 @@ static inline f32x8 exp8(f32x8 x) {
     return p * (f32x8)bits;
 }
 
+/* tanh by exp8; within 4 ulp of 1. */
+static inline f32x8 tanh8(f32x8 x) {
+    f32x8 e = exp8(x * splat(2.0f));
+    return splat(1.0f) - splat(2.0f) / (e + splat(1.0f));
+}
+
 void hr_linear(const float *x, const matrix *w, float *y, int64_t num_rows, int64_t accumulate);
 void hr_rms_norm(const float *x, const float *weight, float *y, int64_t num_rows, int64_t size,
                  float eps);
 void hr_silu_mul(const float *gate_up, float *y, int64_t num_rows, int64_t size);
+void hr_gelu_mul(const float *gate_up, float *y, int64_t num_rows, int64_t size);
+void hr_soft_cap(float *x, int64_t size, float cap);
 void hr_rope(float *x, const float *cos, const float *sin, int64_t num_rows, int64_t row_stride,
              int64_t num_heads, int64_t head_dim);
 void hr_write_kv(const float *k, const float *v, int64_t row_stride, const kv_view *kv,
                  int64_t num_rows, const head_shape *heads);
 void hr_attention(const float *q, int64_t row_stride, float *y, float *scores, const kv_view *kv,
-                  int64_t num_rows, const head_shape *heads);
+                  int64_t num_rows, const head_shape *heads, const scoring *how);
 
 #endif

@@ -26,6 +26,11 @@ INLINE void weights_of(int kind, const void *row, int64_t g, f32x8 w[4]) {
         f32x8 scale = splat(block->scale);
         for (int i = 0; i < 4; i++)
             w[i] = __builtin_convertvector(widen_signed(block->values + LANES * i), f32x8) * scale;
+    } else if (kind == KIND_Q8_HALVES) {
+        const q8_halves_block *block = (const q8_halves_block *)row + g;
+        for (int i = 0; i < 4; i++)
+            w[i] = __builtin_convertvector(widen_signed(block->values + LANES * i), f32x8) *
+                   splat(block->scales[i / 2]);
     } else {
         for (int i = 0; i < 4; i++)
             w[i] = load8((const float *)row + GROUP * g + LANES * i);
@@ -34,7 +39,8 @@ INLINE void weights_of(int kind, const void *row, int64_t g, f32x8 w[4]) {
 
 INLINE int64_t group_bytes(int kind) {
     if (kind == KIND_Q4) return sizeof(q4_block);
-    return kind == KIND_Q8 ? (int64_t)sizeof(q8_block) : (int64_t)(GROUP * sizeof(float));
+    if (kind == KIND_Q8) return sizeof(q8_block);
+    return kind == KIND_Q8_HALVES ? sizeof(q8_halves_block) : GROUP * sizeof(float);
 }
 
 /* `outs` outputs from `n` on, of `rows` rows. */
@@ -103,6 +109,8 @@ void hr_linear(const float *x, const matrix *w, float *y, int64_t num_rows, int6
         strips(KIND_Q4, x, w, y, num_rows, accumulate);
     else if (w->kind == KIND_Q8)
         strips(KIND_Q8, x, w, y, num_rows, accumulate);
+    else if (w->kind == KIND_Q8_HALVES)
+        strips(KIND_Q8_HALVES, x, w, y, num_rows, accumulate);
     else
         strips(KIND_F32, x, w, y, num_rows, accumulate);
 }
