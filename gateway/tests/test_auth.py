@@ -208,7 +208,9 @@ async def test_expiry_is_checked_at_each_use(scene: Scene) -> None:
         [(b"authorization", b"Bearer   ")],
         [(b"authorization", b"Basic sk-hr-a")],
         [(b"authorization", b"Bearer " + b"x" * 600)],
-        [(b"x-api-key", b"sk-hr-a")],
+        [(b"x-api-key", b"")],
+        [(b"x-api-key", b"sk-hr-a"), (b"authorization", b"Basic sk-hr-a")],
+        [(b"api-key", b"sk-hr-a")],
     ],
 )
 async def test_only_a_bearer_key_counts(scene: Scene, headers: list[tuple[bytes, bytes]]) -> None:
@@ -216,6 +218,13 @@ async def test_only_a_bearer_key_counts(scene: Scene, headers: list[tuple[bytes,
     with pytest.raises(UnknownKey):
         await scene.auth.authenticate(headers)
     assert scene.billing.num_questions == 0
+
+
+async def test_a_key_may_come_as_x_api_key(scene: Scene) -> None:
+    """As Anthropic's SDKs send it; a bearer key wins over it."""
+    await scene.auth.authenticate([(b"x-api-key", b"sk-hr-a")])
+    bearer = (b"authorization", b"Bearer sk-hr-a")
+    await scene.auth.authenticate([(b"x-api-key", b"sk-hr-wrong"), bearer])
 
 
 def test_allowed_models() -> None:

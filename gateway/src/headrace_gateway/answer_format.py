@@ -91,7 +91,11 @@ class AnswerFormat(Protocol):
 
 def encode_text(text: str) -> bytes:
     """Encode a JSON string that survives readers which split lines at Unicode separators."""
-    encoded = orjson.dumps(text)
+    return escape_separators(orjson.dumps(text))
+
+
+def escape_separators(encoded: bytes) -> bytes:
+    """Escape, in JSON, the characters at which some readers split lines."""
     for raw, escaped in _SEPARATORS:
         if raw in encoded:
             encoded = encoded.replace(raw, escaped)

@@ -22,10 +22,34 @@ Slot = tuple[Any, Any]  # Any: dict with str, or list with int
 
 
 class Endpoint(StrEnum):
-    """The generating endpoints; also a label value."""
+    """The endpoints that use a model; also a label value."""
 
     CHAT = "chat"
     COMPLETIONS = "completions"
+    MESSAGES = "messages"
+    COUNT_TOKENS = "count_tokens"
+    RESPONSES = "responses"
+    EMBEDDINGS = "embeddings"
+
+    @property
+    def is_conversation(self) -> bool:
+        """Whether it takes messages; else prompts."""
+        return self in (Endpoint.CHAT, Endpoint.MESSAGES, Endpoint.RESPONSES)
+
+    @property
+    def prompt_field(self) -> str:
+        """The public name of what the prompt is made of."""
+        return _PROMPT_FIELDS[self]
+
+
+_PROMPT_FIELDS = {
+    Endpoint.CHAT: "messages",
+    Endpoint.MESSAGES: "messages",
+    Endpoint.COUNT_TOKENS: "messages",
+    Endpoint.COMPLETIONS: "prompt",
+    Endpoint.RESPONSES: "input",
+    Endpoint.EMBEDDINGS: "input",
+}
 
 
 @dataclass(slots=True)

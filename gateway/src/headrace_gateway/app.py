@@ -11,7 +11,7 @@ from headrace_common.metrics import ObservabilityServer, new_registry
 from headrace_common.settings import split_address
 from headrace_gateway.admission import Admission
 from headrace_gateway.api_request import Endpoint
-from headrace_gateway.asgi import GatewayApp, HotRoute, HttpLimits
+from headrace_gateway.asgi import CallRoute, GatewayApp, HotRoute, HttpLimits, RouteContext
 from headrace_gateway.auth import KeyAuth
 from headrace_gateway.clients.billing import BillingClient
 from headrace_gateway.clients.guard import GuardClient
@@ -19,9 +19,12 @@ from headrace_gateway.clients.ratelimit import RateLimitClient
 from headrace_gateway.clients.router import RouterClient
 from headrace_gateway.clients.worker import WorkerSessions
 from headrace_gateway.generation import Generator
+from headrace_gateway.http_exchange import AsgiApp
 from headrace_gateway.http_server import HttpServer
 from headrace_gateway.input_guard import InputGuard
 from headrace_gateway.intake import Intake
+from headrace_gateway.messages_api.count_tokens import CountDialect, TokenCount
+from headrace_gateway.messages_api.dialect import MessagesDialect
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.model_directory import ModelDirectory
 from headrace_gateway.openai_dialect import OpenAiDialect
@@ -37,6 +40,7 @@ from headrace_gateway.settings import GatewaySettings
 from headrace_gateway.state.store import StateStore
 from headrace_gateway.usage_events import UsageLog
 from headrace_gateway.usage_log import UsageLog as OutboxUsageLog
+from headrace_gateway.visit import Dialect
 
 _log = logging.getLogger(__name__)
 
@@ -152,19 +156,20 @@ class Gateway:
 
     def _build_app(self, clock: Clock) -> GatewayApp:
         limits = HttpLimits(self._settings.max_body_bytes, self._settings.slow_reader_s)
-        hot = {
-            path: HotRoute(
-                OpenAiDialect(endpoint, parse),
-                self._auth,
-                self._flow,
-                self._lifecycle.stopping.is_set,
-                limits,
-            )
-            for path, endpoint, parse in (
-                ("/v1/chat/completions", Endpoint.CHAT, parse_chat),
-                ("/v1/completions", Endpoint.COMPLETIONS, parse_completion),
-            )
+        context = RouteContext(
+            self._auth, self._lifecycle.stopping.is_set, limits, clock, self.metrics
+        )
+        dialects: dict[str, Dialect] = {
+            "/v1/chat/completions": OpenAiDialect(Endpoint.CHAT, parse_chat),
+            "/v1/completions": OpenAiDialect(Endpoint.COMPLETIONS, parse_completion),
+            "/v1/messages": MessagesDialect(),
         }
+        hot: dict[str, AsgiApp] = {
+            path: HotRoute(dialect, context, self._flow) for path, dialect in dialects.items()
+        }
+        hot["/v1/messages/count_tokens"] = CallRoute(
+            CountDialect(), context, TokenCount(self.directory, self._intake)
+        )
         rest = rest_app(
             [
                 models_router(self._auth, self.directory),

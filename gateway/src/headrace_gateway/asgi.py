@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from opentelemetry.trace import SpanKind
 
@@ -19,6 +20,7 @@ from headrace_common.ids import RequestId, new_request_id
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.telemetry import span
 from headrace_gateway import error_body
+from headrace_gateway.api_request import Endpoint
 from headrace_gateway.auth import KeyAuth
 from headrace_gateway.http_exchange import AsgiApp, HttpExchange, Receive, Scope, Send
 from headrace_gateway.metrics import GatewayMetrics
@@ -26,6 +28,10 @@ from headrace_gateway.request_flow import RequestFlow
 from headrace_gateway.visit import Caller, Dialect, Visit
 
 _log = logging.getLogger(__name__)
+
+
+# Makes the JSON of an answer.
+Call = Callable[[Caller, bytes], Awaitable[bytes]]
 
 
 @dataclass(frozen=True)
@@ -36,51 +42,78 @@ class HttpLimits:
     slow_reader_s: float = 30.0
 
 
-class HotRoute:
-    """One generating endpoint.
+class ErrorForm(Protocol):
+    """The name of an endpoint and the shape of its errors."""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Its label."""
+        ...
+
+    @property
+    def id_headers(self) -> tuple[bytes, ...]:
+        """The headers that carry the request id."""
+        ...
+
+    def error_body(self, error: HeadraceError, request_id: str) -> bytes:
+        """Return the JSON of an error."""
+        ...
+
+    def error_event(self, body: bytes) -> bytes:
+        """Return the events that end a stream which has begun."""
+        ...
+
+
+@dataclass(frozen=True)
+class RouteContext:
+    """What all routes of a gateway share.
 
     Args:
-        dialect: how it is spoken.
         auth: checks keys.
-        flow: serves what was parsed.
         is_stopping: whether new work is refused.
         limits: of body and client.
+        clock: time.
+        metrics: requests are counted.
     """
 
-    def __init__(
-        self,
-        dialect: Dialect,
-        auth: KeyAuth,
-        flow: RequestFlow,
-        is_stopping: Callable[[], bool],
-        limits: HttpLimits,
-    ) -> None:
-        self._dialect, self._auth, self._flow = dialect, auth, flow
-        self._is_stopping, self._limits = is_stopping, limits
+    auth: KeyAuth
+    is_stopping: Callable[[], bool]
+    limits: HttpLimits
+    clock: Clock
+    metrics: GatewayMetrics
 
-    @property
-    def _clock(self) -> Clock:
-        return self._flow.clock
 
-    @property
-    def _metrics(self) -> GatewayMetrics:
-        return self._flow.metrics
+class ApiRoute:
+    """A POST with a JSON body: authenticated, bounded, counted, its errors in one shape.
+
+    Args:
+        form: its name and the shape of its errors.
+        context: see `RouteContext`.
+    """
+
+    def __init__(self, form: ErrorForm, context: RouteContext) -> None:
+        self._form, self._context = form, context
+
+    async def _work(self, caller: Caller, exchange: HttpExchange, body: bytes) -> str:
+        """Answer; return the outcome's name."""
+        raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; never raises."""
-        request_id = new_request_id(self._clock)
-        exchange = HttpExchange(scope, receive, send, self._limits.slow_reader_s)
-        exchange.headers.append((b"x-request-id", request_id.encode()))
-        outcome, started_s = "CANCELLED", self._clock.now_s()
-        self._metrics.running.inc()
+        context = self._context
+        request_id = new_request_id(context.clock)
+        exchange = HttpExchange(scope, receive, send, context.limits.slow_reader_s)
+        exchange.headers += [(name, request_id.encode()) for name in self._form.id_headers]
+        outcome, started_s = "CANCELLED", context.clock.now_s()
+        context.metrics.running.inc()
         try:
             outcome = await self._answer(exchange, scope["method"], request_id)
         finally:
-            self._metrics.running.dec()
-            name = self._dialect.endpoint.value
-            self._metrics.requests.labels(name, outcome).inc()
-            elapsed_s = self._clock.now_s() - started_s
-            self._metrics.duration_s.labels(name).observe(elapsed_s)
+            context.metrics.running.dec()
+            name = self._form.endpoint.value
+            context.metrics.requests.labels(name, outcome).inc()
+            elapsed_s = context.clock.now_s() - started_s
+            context.metrics.duration_s.labels(name).observe(elapsed_s)
             _log.debug("%s %s %s %.3f s", request_id, name, outcome, elapsed_s)
 
     async def _answer(self, exchange: HttpExchange, method: str, request_id: RequestId) -> str:
@@ -89,7 +122,7 @@ class HotRoute:
             with span(
                 "request",
                 kind=SpanKind.SERVER,
-                attributes={"request_id": request_id, "endpoint": self._dialect.endpoint.value},
+                attributes={"request_id": request_id, "endpoint": self._form.endpoint.value},
             ):
                 return await self._serve(exchange, method, request_id)
         except HeadraceError as error:
@@ -109,39 +142,11 @@ class HotRoute:
     async def _serve(self, exchange: HttpExchange, method: str, request_id: RequestId) -> str:
         if method != "POST":
             raise error_body.MethodNotAllowed(f"{method[:20]} is not allowed here; use POST.")
-        principal = await self._auth.authenticate(exchange.request_headers)
-        if self._is_stopping():
+        principal = await self._context.auth.authenticate(exchange.request_headers)
+        if self._context.is_stopping():
             raise Unavailable("The server is stopping.", retry_after_s=1.0)
-        body = await exchange.read_body(self._limits.max_body_bytes)
-        started_s = self._clock.now_s()
-        reading = await self._dialect.read(body, Caller(request_id, principal, exchange))
-        visit = Visit(
-            request_id, principal, exchange, reading.request, reading.make_sink, started_s
-        )
-        await self._while_connected(exchange, self._flow.serve(visit))
-        blocked = visit.answer is not None and visit.answer.is_blocked
-        return "output_blocked" if blocked else "ok"
-
-    async def _while_connected(
-        self, exchange: HttpExchange, work: Coroutine[None, None, None]
-    ) -> None:
-        """Run *work*; cancel it at once when the client leaves.
-
-        Raises:
-            ClientGone: it left.
-        """
-        serving = asyncio.create_task(work)
-        watching = asyncio.create_task(exchange.wait_gone())
-        try:
-            await asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if not serving.done() and not exchange.client_is_gone:
-                # The last byte is out; the rest is ours to finish.
-                await asyncio.wait({serving})
-            if not serving.done():
-                raise ClientGone("The client left.")
-            serving.result()
-        finally:
-            await cancel_and_wait(serving, watching)
+        body = await exchange.read_body(self._context.limits.max_body_bytes)
+        return await self._work(Caller(request_id, principal, exchange), exchange, body)
 
     async def _tell(
         self, exchange: HttpExchange, error: HeadraceError, request_id: RequestId
@@ -151,14 +156,64 @@ class HotRoute:
             return
         if error.http_status >= 500:
             _log.warning("%s: %s: %s", request_id, error.reason, error)
-        body = self._dialect.error_body(error, request_id)
+        body = self._form.error_body(error, request_id)
         try:
             if exchange.has_begun:
-                await exchange.send_events(self._dialect.error_event(body), is_last=True)
+                await exchange.send_events(self._form.error_event(body), is_last=True)
             else:
                 await exchange.send_json(error.http_status, body, error_body.headers(error))
         except ClientGone:
             return
+
+
+class HotRoute(ApiRoute):
+    """One generating endpoint.
+
+    Args:
+        dialect: how it is spoken.
+        context: see `RouteContext`.
+        flow: serves what was parsed.
+    """
+
+    def __init__(self, dialect: Dialect, context: RouteContext, flow: RequestFlow) -> None:
+        super().__init__(dialect, context)
+        self._dialect, self._flow = dialect, flow
+
+    async def _work(self, caller: Caller, exchange: HttpExchange, body: bytes) -> str:
+        started_s = self._context.clock.now_s()
+        reading = await self._dialect.read(body, caller)
+        visit = Visit(
+            caller.request_id,
+            caller.principal,
+            exchange,
+            reading.request,
+            reading.make_sink,
+            started_s,
+        )
+        await while_connected(exchange, self._flow.serve(visit))
+        blocked = visit.answer is not None and visit.answer.is_blocked
+        return "output_blocked" if blocked else "ok"
+
+
+class CallRoute(ApiRoute):
+    """An endpoint that answers with one JSON object and generates nothing.
+
+    Args:
+        form: its name and the shape of its errors.
+        context: see `RouteContext`.
+        call: makes the answer; cancelled when the client leaves.
+    """
+
+    def __init__(self, form: ErrorForm, context: RouteContext, call: Call) -> None:
+        super().__init__(form, context)
+        self._call = call
+
+    async def _work(self, caller: Caller, exchange: HttpExchange, body: bytes) -> str:
+        async def answer() -> None:
+            await exchange.send_json(200, await self._call(caller, body))
+
+        await while_connected(exchange, answer())
+        return "ok"
 
 
 class GatewayApp:
@@ -171,3 +226,23 @@ class GatewayApp:
         """Dispatch one request."""
         app = self._hot.get(scope["path"], self._rest) if scope["type"] == "http" else self._rest
         await app(scope, receive, send)
+
+
+async def while_connected(exchange: HttpExchange, work: Coroutine[None, None, None]) -> None:
+    """Run *work*; cancel it at once when the client leaves.
+
+    Raises:
+        ClientGone: it left.
+    """
+    serving = asyncio.create_task(work)
+    watching = asyncio.create_task(exchange.wait_gone())
+    try:
+        await asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done() and not exchange.client_is_gone:
+            # The last byte is out; the rest is ours to finish.
+            await asyncio.wait({serving})
+        if not serving.done():
+            raise ClientGone("The client left.")
+        serving.result()
+    finally:
+        await cancel_and_wait(serving, watching)

@@ -82,7 +82,7 @@ class KeyAuth:
         """Return who calls.
 
         Args:
-            headers: raw request headers; only `Authorization: Bearer` counts.
+            headers: raw request headers; `Authorization: Bearer`, or else `x-api-key`, counts.
 
         Raises:
             UnknownKey: no key, a malformed, unknown, revoked or expired one.
@@ -195,14 +195,19 @@ def check_model_allowed(principal: billing_pb2.Principal, model: str) -> None:
 
 
 def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    found = b""
     for name, value in headers:
         if name == b"authorization":
-            scheme, _, key = value.partition(b" ")
-            key = key.strip()
-            if scheme.lower() == b"bearer" and 0 < len(key) <= _MAX_KEY_BYTES:
-                return key
+            scheme, _, found = value.partition(b" ")
+            if scheme.lower() != b"bearer":
+                found = b""
             break
-    raise UnknownKey("No API key. Send it as `Authorization: Bearer <key>`.")
+        if name == b"x-api-key":
+            found = value
+    key = found.strip()
+    if not 0 < len(key) <= _MAX_KEY_BYTES:
+        raise UnknownKey("No API key. Send it as `Authorization: Bearer <key>`.")
+    return key
 
 
 def _unknown() -> UnknownKey:

@@ -22,7 +22,7 @@ from headrace_contracts.worker.v1.worker_pb2 import (
     Stopping,
     ToolCallRules,
 )
-from headrace_gateway.api_request import ApiRequest, Endpoint, Prompt, ToolMode
+from headrace_gateway.api_request import ApiRequest, Prompt, ToolMode
 from headrace_gateway.generation import Job
 from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.prompt import LONG_CHARS, PromptEncoder
@@ -194,7 +194,7 @@ def output_constraint(request: ApiRequest) -> OutputConstraint | None:
 
 
 def _all_ids(request: ApiRequest, encoder: PromptEncoder) -> list[list[int]]:
-    if request.endpoint is Endpoint.CHAT:
+    if request.endpoint.is_conversation:
         tools = request.tools
         shown = tools.functions if tools is not None and tools.is_offered else []
         return [encoder.encode_chat(request.messages, shown)]

@@ -30,6 +30,8 @@ class OpenAiDialect:
         parse: its body's parser.
     """
 
+    id_headers = (b"x-request-id",)
+
     def __init__(self, endpoint: Endpoint, parse: Callable[[bytes], ApiRequest]) -> None:
         self.endpoint, self._parse = endpoint, parse
 

@@ -71,12 +71,20 @@ def parse_chat(body: bytes) -> ApiRequest:
     Raises:
         InvalidRequest: `param` names the field at fault.
     """
-    chat = decode(CHAT_DECODER, body)
+    return read_chat(decode(CHAT_DECODER, body))
+
+
+def read_chat(chat: ChatBody, endpoint: Endpoint = Endpoint.CHAT) -> ApiRequest:
+    """Read a conversation, whichever endpoint it came by.
+
+    Raises:
+        InvalidRequest: `param` names the field at fault, by its name in a chat request.
+    """
     if not chat.messages:
         raise InvalidRequest("messages must hold at least one message.", param="messages")
     if chat.top_logprobs is not None and not chat.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
-    request = _common(chat, Endpoint.CHAT, chat.max_completion_tokens or chat.max_tokens)
+    request = _common(chat, endpoint, chat.max_completion_tokens or chat.max_tokens)
     if chat.logprobs:
         request.logprobs = LogprobOptions(output=True, top=chat.top_logprobs or 0)
     _add_messages(request, chat.messages)

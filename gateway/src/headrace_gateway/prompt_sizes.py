@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from headrace_common.errors import ContextTooLong, InvalidRequest
 from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.worker.v1.worker_pb2 import ModelCard
-from headrace_gateway.api_request import ApiRequest, Endpoint
+from headrace_gateway.api_request import ApiRequest
 
 
 def check_ids(request: ApiRequest, card: ModelCard) -> None:
@@ -39,7 +39,7 @@ def output_bound(
         ContextTooLong: the prompt, or prompt and wanted output, do not fit.
         InvalidRequest: the prompt is empty.
     """
-    param = "messages" if request.endpoint is Endpoint.CHAT else "prompt"
+    param = request.endpoint.prompt_field
     context, wanted = card.context_tokens, request.limits.max_tokens
     if prompt_tokens == 0:
         raise InvalidRequest("The prompt is empty.", param=param)

@@ -88,6 +88,11 @@ class Dialect(Protocol):
         """Which."""
         ...
 
+    @property
+    def id_headers(self) -> tuple[bytes, ...]:
+        """The headers that carry the request id."""
+        ...
+
     async def read(self, body: bytes, caller: Caller) -> Reading:
         """Parse a body.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 from google.protobuf.descriptor import ServiceDescriptor
@@ -173,6 +174,12 @@ class GatewayFleet:
         """The SDK as an application uses it."""
         return openai.AsyncOpenAI(
             base_url=f"{self.base_url}/v1", api_key=api_key or self.api_key, max_retries=0
+        )
+
+    def anthropic(self, api_key: str | None = None) -> anthropic.AsyncAnthropic:
+        """Anthropic's SDK as an application uses it."""
+        return anthropic.AsyncAnthropic(
+            base_url=self.base_url, api_key=api_key or self.api_key, max_retries=0
         )
 
     def new_key(self, **fields: Any) -> tuple[str, billing_pb2.Key]:

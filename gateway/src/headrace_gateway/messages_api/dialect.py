@@ -1,0 +1,93 @@
+"""/v1/messages: bodies in, answers and errors out."""
+
+from __future__ import annotations
+
+import orjson
+
+from headrace_common.clock import Clock
+from headrace_common.errors import HeadraceError, InvalidRequest
+from headrace_gateway.answer import Sink, total_usage
+from headrace_gateway.api_request import Endpoint
+from headrace_gateway.event_stream import named_event
+from headrace_gateway.messages_api.schema import parse_messages
+from headrace_gateway.messages_api.sinks import StreamedMessage, WholeMessage
+from headrace_gateway.model_directory import ServedModel
+from headrace_gateway.visit import Caller, Exchange, Reading, Visit
+
+# The newer one takes less (no sampling parameters) and answers the same; what it dropped is
+# honoured here under both.
+_VERSIONS = (b"", b"2023-06-01", b"2026-10-21")
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class MessagesDialect:
+    """How /v1/messages is spoken."""
+
+    endpoint = Endpoint.MESSAGES
+    id_headers = (b"x-request-id", b"request-id")
+
+    async def read(self, body: bytes, caller: Caller) -> Reading:
+        """Parse a body.
+
+        Raises:
+            InvalidRequest: it is wrong.
+        """
+        check_version(caller.exchange)
+        return Reading(parse_messages(body), make_sink)
+
+    def error_body(self, error: HeadraceError, request_id: str) -> bytes:
+        """Return the JSON of an error."""
+        return message_error(error, request_id)
+
+    def error_event(self, body: bytes) -> bytes:
+        """Return the error as an event; there is no end mark."""
+        return named_event("error", body)
+
+
+def message_error(error: HeadraceError, request_id: str) -> bytes:
+    """Render an error in the shape of this API."""
+    message = error.public_message
+    if error.param and error.param not in message:
+        message = f"{error.param}: {message}"
+    if error.http_status >= 500:
+        message = f"{message} (request id {request_id})"
+    kind = _ERROR_TYPES.get(error.http_status, "api_error")
+    if error.public_type == "insufficient_quota":
+        kind = "billing_error"
+    body = {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+    return orjson.dumps(body)
+
+
+def check_version(exchange: Exchange) -> None:
+    """Refuse a version of the API that is not spoken here; none given is the newest.
+
+    Raises:
+        InvalidRequest: another one is asked for.
+    """
+    if exchange.header(b"anthropic-version") not in _VERSIONS:
+        raise InvalidRequest(
+            "anthropic-version: 2023-06-01 and 2026-10-21 are spoken here.",
+            param="anthropic-version",
+        )
+
+
+def make_sink(visit: Visit, model: ServedModel, clock: Clock) -> Sink:
+    """Return where the answer goes: a stream or a whole."""
+    message_id = "msg_" + visit.request_id.removeprefix("req_")
+    if not visit.request.streaming.is_stream:
+        return WholeMessage(visit.exchange, message_id, model.card.model)
+    return StreamedMessage(
+        visit.exchange, message_id, model.card.model, lambda: total_usage(visit.jobs), clock
+    )
