@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as _ratelimit_pb2
 from headrace_contracts.types.v1 import types_pb2 as _types_pb2
 from headrace_contracts.usage.v1 import usage_pb2 as _usage_pb2
@@ -60,6 +61,7 @@ class Principal(_message.Message):
     PREPAID_FIELD_NUMBER: _builtins.int
     COUNTS_CACHED_INPUT_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    MODEL_LIMITS_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     project_id: _builtins.str
     key_id: _builtins.str
@@ -75,7 +77,7 @@ class Principal(_message.Message):
     counts_cached_input: _builtins.bool
     """True: cached input counts against token limits."""
     revision: _builtins.int
-    """Grows with each change of anything above."""
+    """Grows with each change of anything above or below."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -88,6 +90,10 @@ class Principal(_message.Message):
 
     @_builtins.property
     def guard_blocklist(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def model_limits(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelLimits]:
+        """Limits by model, the tenant's own or its plan's: the scope "tenant/model" of LEVEL_MODEL."""
+
     def __init__(
         self,
         *,
@@ -106,14 +112,38 @@ class Principal(_message.Message):
         prepaid: _builtins.bool = ...,
         counts_cached_input: _builtins.bool = ...,
         revision: _builtins.int = ...,
+        model_limits: _abc.Iterable[Global___ModelLimits] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_models", b"allowed_models", "cache_salt", b"cache_salt", "counts_cached_input", b"counts_cached_input", "expires_unix_s", b"expires_unix_s", "guard_blocklist", b"guard_blocklist", "guard_fail_open", b"guard_fail_open", "guard_policy", b"guard_policy", "key_id", b"key_id", "limits", b"limits", "prepaid", b"prepaid", "priority", b"priority", "project_id", b"project_id", "revision", b"revision", "scopes", b"scopes", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_models", b"allowed_models", "cache_salt", b"cache_salt", "counts_cached_input", b"counts_cached_input", "expires_unix_s", b"expires_unix_s", "guard_blocklist", b"guard_blocklist", "guard_fail_open", b"guard_fail_open", "guard_policy", b"guard_policy", "key_id", b"key_id", "limits", b"limits", "model_limits", b"model_limits", "prepaid", b"prepaid", "priority", b"priority", "project_id", b"project_id", "revision", b"revision", "scopes", b"scopes", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Principal: _TypeAlias = Principal  # noqa: Y015
+
+@_typing.final
+class ModelLimits(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    @_builtins.property
+    def limits(self) -> _ratelimit_pb2.Limits: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        limits: _ratelimit_pb2.Limits | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelLimits: _TypeAlias = ModelLimits  # noqa: Y015
 
 @_typing.final
 class WatchChangesRequest(_message.Message):
@@ -215,6 +245,11 @@ class Price(_message.Message):
     CACHE_WRITE_NANO_USD_FIELD_NUMBER: _builtins.int
     OUTPUT_NANO_USD_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    FROM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    WINDOW_FROM_MINUTE_FIELD_NUMBER: _builtins.int
+    WINDOW_TO_MINUTE_FIELD_NUMBER: _builtins.int
+    WINDOW_WEEKDAYS_FIELD_NUMBER: _builtins.int
+    WITHDRAWN_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     tier: _usage_pb2.PriceTier.ValueType
     effective_from_unix_s: _builtins.int
@@ -226,6 +261,17 @@ class Price(_message.Message):
     output_nano_usd: _builtins.int
     version: _builtins.int
     """The version that brought this row."""
+    from_prompt_tokens: _builtins.int
+    """Context tier: the row is for prompts of at least so many tokens; 0 = any."""
+    window_from_minute: _builtins.int
+    """Time window of the day, UTC, in minutes after midnight: [from, to). Both 0 = the whole day;
+    from > to = over midnight.
+    """
+    window_to_minute: _builtins.int
+    window_weekdays: _builtins.int
+    """Days on which the window begins: bit 0 = Monday ... bit 6 = Sunday; 0 = every day."""
+    withdrawn: _builtins.bool
+    """True: from this version on there is no price of this model, tier, context tier and window."""
     def __init__(
         self,
         *,
@@ -238,10 +284,15 @@ class Price(_message.Message):
         cache_write_nano_usd: _builtins.int = ...,
         output_nano_usd: _builtins.int = ...,
         version: _builtins.int = ...,
+        from_prompt_tokens: _builtins.int = ...,
+        window_from_minute: _builtins.int = ...,
+        window_to_minute: _builtins.int = ...,
+        window_weekdays: _builtins.int = ...,
+        withdrawn: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_write_nano_usd", b"cache_write_nano_usd", "cached_input_nano_usd", b"cached_input_nano_usd", "effective_from_unix_s", b"effective_from_unix_s", "effective_to_unix_s", b"effective_to_unix_s", "input_nano_usd", b"input_nano_usd", "model", b"model", "output_nano_usd", b"output_nano_usd", "tier", b"tier", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_write_nano_usd", b"cache_write_nano_usd", "cached_input_nano_usd", b"cached_input_nano_usd", "effective_from_unix_s", b"effective_from_unix_s", "effective_to_unix_s", b"effective_to_unix_s", "from_prompt_tokens", b"from_prompt_tokens", "input_nano_usd", b"input_nano_usd", "model", b"model", "output_nano_usd", b"output_nano_usd", "tier", b"tier", "version", b"version", "window_from_minute", b"window_from_minute", "window_to_minute", b"window_to_minute", "window_weekdays", b"window_weekdays", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -254,23 +305,358 @@ class Tenant(_message.Message):
     TENANT_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     CREATED_UNIX_S_FIELD_NUMBER: _builtins.int
+    PLAN_ID_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
+    MODEL_LIMITS_FIELD_NUMBER: _builtins.int
+    PREPAID_FIELD_NUMBER: _builtins.int
+    SUSPENDED_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     name: _builtins.str
     created_unix_s: _builtins.int
+    plan_id: _builtins.str
+    """Empty = no plan."""
+    prepaid: _builtins.bool
+    """True: the tenant may spend what is on its account and no more."""
+    suspended: _builtins.bool
+    """True: no key of the tenant opens anything."""
+    @_builtins.property
+    def limits(self) -> _ratelimit_pb2.Limits:
+        """Limits of the tenant itself; each one that is not set comes from the plan."""
+
+    @_builtins.property
+    def model_limits(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelLimits]:
+        """Limits by model; a model that is not named takes the plan's."""
+
     def __init__(
         self,
         *,
         tenant_id: _builtins.str = ...,
         name: _builtins.str = ...,
         created_unix_s: _builtins.int = ...,
+        plan_id: _builtins.str = ...,
+        limits: _ratelimit_pb2.Limits | None = ...,
+        model_limits: _abc.Iterable[Global___ModelLimits] | None = ...,
+        prepaid: _builtins.bool = ...,
+        suspended: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_unix_s", b"created_unix_s", "name", b"name", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_unix_s", b"created_unix_s", "limits", b"limits", "model_limits", b"model_limits", "name", b"name", "plan_id", b"plan_id", "prepaid", b"prepaid", "suspended", b"suspended", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Tenant: _TypeAlias = Tenant  # noqa: Y015
+
+@_typing.final
+class UpdateTenantRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tenant(self) -> Global___Tenant: ...
+    @_builtins.property
+    def fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the fields to replace: name, plan_id, limits, model_limits, prepaid, suspended."""
+
+    def __init__(
+        self,
+        *,
+        tenant: Global___Tenant | None = ...,
+        fields: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fields", b"fields", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateTenantRequest: _TypeAlias = UpdateTenantRequest  # noqa: Y015
+
+@_typing.final
+class Project(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    PROJECT_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
+    CREATED_UNIX_S_FIELD_NUMBER: _builtins.int
+    tenant_id: _builtins.str
+    project_id: _builtins.str
+    """As a tenant_id."""
+    name: _builtins.str
+    created_unix_s: _builtins.int
+    @_builtins.property
+    def limits(self) -> _ratelimit_pb2.Limits: ...
+    def __init__(
+        self,
+        *,
+        tenant_id: _builtins.str = ...,
+        project_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        limits: _ratelimit_pb2.Limits | None = ...,
+        created_unix_s: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_unix_s", b"created_unix_s", "limits", b"limits", "name", b"name", "project_id", b"project_id", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Project: _TypeAlias = Project  # noqa: Y015
+
+@_typing.final
+class PutProjectRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROJECT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def project(self) -> Global___Project:
+        """Created, or name and limits replaced. The tenant must exist."""
+
+    def __init__(
+        self,
+        *,
+        project: Global___Project | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["project", b"project"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["project", b"project"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutProjectRequest: _TypeAlias = PutProjectRequest  # noqa: Y015
+
+@_typing.final
+class ListProjectsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    tenant_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        tenant_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListProjectsRequest: _TypeAlias = ListProjectsRequest  # noqa: Y015
+
+@_typing.final
+class ListProjectsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROJECTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def projects(self) -> _containers.RepeatedCompositeFieldContainer[Global___Project]: ...
+    def __init__(
+        self,
+        *,
+        projects: _abc.Iterable[Global___Project] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["projects", b"projects"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListProjectsResponse: _TypeAlias = ListProjectsResponse  # noqa: Y015
+
+@_typing.final
+class Plan(_message.Message):
+    """What a tenant has agreed to. A change reaches its tenants' keys within 5 s."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    TENANT_LIMITS_FIELD_NUMBER: _builtins.int
+    KEY_LIMITS_FIELD_NUMBER: _builtins.int
+    MODEL_LIMITS_FIELD_NUMBER: _builtins.int
+    PREPAID_FIELD_NUMBER: _builtins.int
+    COUNTS_CACHED_INPUT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    ALLOWED_MODELS_FIELD_NUMBER: _builtins.int
+    CREATED_UNIX_S_FIELD_NUMBER: _builtins.int
+    plan_id: _builtins.str
+    """As a tenant_id."""
+    name: _builtins.str
+    prepaid: _builtins.bool
+    counts_cached_input: _builtins.bool
+    """True: cached input counts against token limits."""
+    priority: _types_pb2.Priority.ValueType
+    """Of keys that name none. UNSPECIFIED = standard."""
+    created_unix_s: _builtins.int
+    @_builtins.property
+    def tenant_limits(self) -> _ratelimit_pb2.Limits: ...
+    @_builtins.property
+    def key_limits(self) -> _ratelimit_pb2.Limits:
+        """For each limit that a key does not set itself."""
+
+    @_builtins.property
+    def model_limits(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelLimits]: ...
+    @_builtins.property
+    def allowed_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of keys that name none; empty = all."""
+
+    def __init__(
+        self,
+        *,
+        plan_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        tenant_limits: _ratelimit_pb2.Limits | None = ...,
+        key_limits: _ratelimit_pb2.Limits | None = ...,
+        model_limits: _abc.Iterable[Global___ModelLimits] | None = ...,
+        prepaid: _builtins.bool = ...,
+        counts_cached_input: _builtins.bool = ...,
+        priority: _types_pb2.Priority.ValueType = ...,
+        allowed_models: _abc.Iterable[_builtins.str] | None = ...,
+        created_unix_s: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key_limits", b"key_limits", "tenant_limits", b"tenant_limits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_models", b"allowed_models", "counts_cached_input", b"counts_cached_input", "created_unix_s", b"created_unix_s", "key_limits", b"key_limits", "model_limits", b"model_limits", "name", b"name", "plan_id", b"plan_id", "prepaid", b"prepaid", "priority", b"priority", "tenant_limits", b"tenant_limits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Plan: _TypeAlias = Plan  # noqa: Y015
+
+@_typing.final
+class PutPlanRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def plan(self) -> Global___Plan:
+        """Created, or replaced as a whole."""
+
+    def __init__(
+        self,
+        *,
+        plan: Global___Plan | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutPlanRequest: _TypeAlias = PutPlanRequest  # noqa: Y015
+
+@_typing.final
+class ListPlansRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPlansRequest: _TypeAlias = ListPlansRequest  # noqa: Y015
+
+@_typing.final
+class ListPlansResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLANS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def plans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Plan]: ...
+    def __init__(
+        self,
+        *,
+        plans: _abc.Iterable[Global___Plan] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plans", b"plans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPlansResponse: _TypeAlias = ListPlansResponse  # noqa: Y015
+
+@_typing.final
+class RotateKeyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    OVERLAP_S_FIELD_NUMBER: _builtins.int
+    key_id: _builtins.str
+    overlap_s: _builtins.int
+    """For so long the old secret opens the door too. Seconds; 0 = it ends at once."""
+    def __init__(
+        self,
+        *,
+        key_id: _builtins.str = ...,
+        overlap_s: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_id", b"key_id", "overlap_s", b"overlap_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateKeyRequest: _TypeAlias = RotateKeyRequest  # noqa: Y015
+
+@_typing.final
+class SetLimitsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    SCOPE_ID_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
+    level: _ratelimit_pb2.Level.ValueType
+    tenant_id: _builtins.str
+    """Not needed for a key."""
+    scope_id: _builtins.str
+    """Key id, project id or model; empty for a tenant."""
+    @_builtins.property
+    def limits(self) -> _ratelimit_pb2.Limits:
+        """Replaces all limits of that scope; none set = no limits."""
+
+    def __init__(
+        self,
+        *,
+        level: _ratelimit_pb2.Level.ValueType = ...,
+        tenant_id: _builtins.str = ...,
+        scope_id: _builtins.str = ...,
+        limits: _ratelimit_pb2.Limits | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "limits", b"limits", "scope_id", b"scope_id", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetLimitsRequest: _TypeAlias = SetLimitsRequest  # noqa: Y015
+
+@_typing.final
+class SetLimitsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    def __init__(
+        self,
+        *,
+        revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetLimitsResponse: _TypeAlias = SetLimitsResponse  # noqa: Y015
 
 @_typing.final
 class CreateTenantRequest(_message.Message):
@@ -352,6 +738,7 @@ class Key(_message.Message):
     PREPAID_FIELD_NUMBER: _builtins.int
     GUARD_FAIL_OPEN_FIELD_NUMBER: _builtins.int
     COUNTS_CACHED_INPUT_FIELD_NUMBER: _builtins.int
+    OVERLAP_UNTIL_UNIX_S_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
     tenant_id: _builtins.str
     project_id: _builtins.str
@@ -370,6 +757,8 @@ class Key(_message.Message):
     prepaid: _builtins.bool
     guard_fail_open: _builtins.bool
     counts_cached_input: _builtins.bool
+    overlap_until_unix_s: _builtins.int
+    """After a rotation: until when the old secret opens the door too. Unix seconds; 0 = there is none."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -399,10 +788,11 @@ class Key(_message.Message):
         prepaid: _builtins.bool = ...,
         guard_fail_open: _builtins.bool = ...,
         counts_cached_input: _builtins.bool = ...,
+        overlap_until_unix_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_models", b"allowed_models", "counts_cached_input", b"counts_cached_input", "created_unix_s", b"created_unix_s", "expires_unix_s", b"expires_unix_s", "guard_blocklist", b"guard_blocklist", "guard_fail_open", b"guard_fail_open", "guard_policy", b"guard_policy", "key_id", b"key_id", "last_used_unix_s", b"last_used_unix_s", "limits", b"limits", "name", b"name", "prefix", b"prefix", "prepaid", b"prepaid", "priority", b"priority", "project_id", b"project_id", "revoked_unix_s", b"revoked_unix_s", "scopes", b"scopes", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_models", b"allowed_models", "counts_cached_input", b"counts_cached_input", "created_unix_s", b"created_unix_s", "expires_unix_s", b"expires_unix_s", "guard_blocklist", b"guard_blocklist", "guard_fail_open", b"guard_fail_open", "guard_policy", b"guard_policy", "key_id", b"key_id", "last_used_unix_s", b"last_used_unix_s", "limits", b"limits", "name", b"name", "overlap_until_unix_s", b"overlap_until_unix_s", "prefix", b"prefix", "prepaid", b"prepaid", "priority", b"priority", "project_id", b"project_id", "revoked_unix_s", b"revoked_unix_s", "scopes", b"scopes", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -518,18 +908,26 @@ class UpdateKeyRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def key(self) -> Global___Key:
         """Replaces name, allowed_models, limits, guard and expiry of the key with this id."""
+
+    @_builtins.property
+    def fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the fields to replace, if not all of those; scopes, priority, prepaid and
+        counts_cached_input may be named too.
+        """
 
     def __init__(
         self,
         *,
         key: Global___Key | None = ...,
+        fields: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fields", b"fields", "key", b"key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -888,3 +1286,833 @@ class OpenHold(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpenHold: _TypeAlias = OpenHold  # noqa: Y015
+
+@_typing.final
+class SumUsageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    PROJECT_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    FROM_UNIX_S_FIELD_NUMBER: _builtins.int
+    TO_UNIX_S_FIELD_NUMBER: _builtins.int
+    GROUP_BY_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    tenant_id: _builtins.str
+    """tenant_id is needed; the others narrow."""
+    key_id: _builtins.str
+    project_id: _builtins.str
+    model: _builtins.str
+    from_unix_s: _builtins.int
+    """Days, UTC, by their first second: [from, to). 0 = no bound. By day of admission."""
+    to_unix_s: _builtins.int
+    limit: _builtins.int
+    """Most rows; 0 = 1,000, at most 10,000."""
+    offset: _builtins.int
+    """Rows to leave out (paging)."""
+    @_builtins.property
+    def group_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of "day", "project", "key", "model", "tier". What is not named is summed."""
+
+    def __init__(
+        self,
+        *,
+        tenant_id: _builtins.str = ...,
+        key_id: _builtins.str = ...,
+        project_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        from_unix_s: _builtins.int = ...,
+        to_unix_s: _builtins.int = ...,
+        group_by: _abc.Iterable[_builtins.str] | None = ...,
+        limit: _builtins.int = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_unix_s", b"from_unix_s", "group_by", b"group_by", "key_id", b"key_id", "limit", b"limit", "model", b"model", "offset", b"offset", "project_id", b"project_id", "tenant_id", b"tenant_id", "to_unix_s", b"to_unix_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SumUsageRequest: _TypeAlias = SumUsageRequest  # noqa: Y015
+
+@_typing.final
+class UsageSum(_message.Message):
+    """Token classes are disjoint. What was not grouped by is empty or 0."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DAY_UNIX_S_FIELD_NUMBER: _builtins.int
+    PROJECT_ID_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    NUM_REQUESTS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHE_WRITE_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    INPUT_NANO_USD_FIELD_NUMBER: _builtins.int
+    CACHED_INPUT_NANO_USD_FIELD_NUMBER: _builtins.int
+    CACHE_WRITE_NANO_USD_FIELD_NUMBER: _builtins.int
+    OUTPUT_NANO_USD_FIELD_NUMBER: _builtins.int
+    day_unix_s: _builtins.int
+    project_id: _builtins.str
+    key_id: _builtins.str
+    model: _builtins.str
+    tier: _usage_pb2.PriceTier.ValueType
+    num_requests: _builtins.int
+    prompt_tokens: _builtins.int
+    """All tokens of the prompt: uncached + cached + cache write."""
+    cached_tokens: _builtins.int
+    cache_write_tokens: _builtins.int
+    output_tokens: _builtins.int
+    input_nano_usd: _builtins.int
+    cached_input_nano_usd: _builtins.int
+    cache_write_nano_usd: _builtins.int
+    output_nano_usd: _builtins.int
+    def __init__(
+        self,
+        *,
+        day_unix_s: _builtins.int = ...,
+        project_id: _builtins.str = ...,
+        key_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        tier: _usage_pb2.PriceTier.ValueType = ...,
+        num_requests: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        cache_write_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+        input_nano_usd: _builtins.int = ...,
+        cached_input_nano_usd: _builtins.int = ...,
+        cache_write_nano_usd: _builtins.int = ...,
+        output_nano_usd: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_write_nano_usd", b"cache_write_nano_usd", "cache_write_tokens", b"cache_write_tokens", "cached_input_nano_usd", b"cached_input_nano_usd", "cached_tokens", b"cached_tokens", "day_unix_s", b"day_unix_s", "input_nano_usd", b"input_nano_usd", "key_id", b"key_id", "model", b"model", "num_requests", b"num_requests", "output_nano_usd", b"output_nano_usd", "output_tokens", b"output_tokens", "project_id", b"project_id", "prompt_tokens", b"prompt_tokens", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UsageSum: _TypeAlias = UsageSum  # noqa: Y015
+
+@_typing.final
+class SumUsageResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUMS_FIELD_NUMBER: _builtins.int
+    HAS_MORE_FIELD_NUMBER: _builtins.int
+    has_more: _builtins.bool
+    """True: more rows match than were asked for."""
+    @_builtins.property
+    def sums(self) -> _containers.RepeatedCompositeFieldContainer[Global___UsageSum]:
+        """In order of day, project, key, model, tier."""
+
+    def __init__(
+        self,
+        *,
+        sums: _abc.Iterable[Global___UsageSum] | None = ...,
+        has_more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_more", b"has_more", "sums", b"sums"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SumUsageResponse: _TypeAlias = SumUsageResponse  # noqa: Y015
+
+@_typing.final
+class GrantCreditRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    CREDIT_ID_FIELD_NUMBER: _builtins.int
+    AMOUNT_NANO_USD_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    tenant_id: _builtins.str
+    credit_id: _builtins.str
+    """Chosen by the caller; the same id again returns the first grant. 1 to 64 of a-z, 0-9, - and _."""
+    amount_nano_usd: _builtins.int
+    kind: Global___Credit.Kind.ValueType
+    note: _builtins.str
+    def __init__(
+        self,
+        *,
+        tenant_id: _builtins.str = ...,
+        credit_id: _builtins.str = ...,
+        amount_nano_usd: _builtins.int = ...,
+        kind: Global___Credit.Kind.ValueType = ...,
+        note: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount_nano_usd", b"amount_nano_usd", "credit_id", b"credit_id", "kind", b"kind", "note", b"note", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrantCreditRequest: _TypeAlias = GrantCreditRequest  # noqa: Y015
+
+@_typing.final
+class Credit(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Kind:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Credit._Kind.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        KIND_UNSPECIFIED: Credit._Kind.ValueType  # 0
+        """read as PAYMENT"""
+        KIND_PAYMENT: Credit._Kind.ValueType  # 1
+        """Money that came in."""
+        KIND_PROMOTION: Credit._Kind.ValueType  # 2
+        """Money that is given away."""
+        KIND_CORRECTION: Credit._Kind.ValueType  # 3
+        """A counter-entry to something billed; made by CorrectInvoice."""
+
+    class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
+    KIND_UNSPECIFIED: Credit.Kind.ValueType  # 0
+    """read as PAYMENT"""
+    KIND_PAYMENT: Credit.Kind.ValueType  # 1
+    """Money that came in."""
+    KIND_PROMOTION: Credit.Kind.ValueType  # 2
+    """Money that is given away."""
+    KIND_CORRECTION: Credit.Kind.ValueType  # 3
+    """A counter-entry to something billed; made by CorrectInvoice."""
+
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    CREDIT_ID_FIELD_NUMBER: _builtins.int
+    AMOUNT_NANO_USD_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    CREATED_UNIX_S_FIELD_NUMBER: _builtins.int
+    tenant_id: _builtins.str
+    credit_id: _builtins.str
+    amount_nano_usd: _builtins.int
+    kind: Global___Credit.Kind.ValueType
+    note: _builtins.str
+    created_unix_s: _builtins.int
+    def __init__(
+        self,
+        *,
+        tenant_id: _builtins.str = ...,
+        credit_id: _builtins.str = ...,
+        amount_nano_usd: _builtins.int = ...,
+        kind: Global___Credit.Kind.ValueType = ...,
+        note: _builtins.str = ...,
+        created_unix_s: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount_nano_usd", b"amount_nano_usd", "created_unix_s", b"created_unix_s", "credit_id", b"credit_id", "kind", b"kind", "note", b"note", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Credit: _TypeAlias = Credit  # noqa: Y015
+
+@_typing.final
+class ListCreditsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    tenant_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        tenant_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCreditsRequest: _TypeAlias = ListCreditsRequest  # noqa: Y015
+
+@_typing.final
+class ListCreditsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CREDITS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def credits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Credit]:
+        """Oldest first."""
+
+    def __init__(
+        self,
+        *,
+        credits: _abc.Iterable[Global___Credit] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCreditsResponse: _TypeAlias = ListCreditsResponse  # noqa: Y015
+
+@_typing.final
+class GetBalanceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    tenant_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        tenant_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetBalanceRequest: _TypeAlias = GetBalanceRequest  # noqa: Y015
+
+@_typing.final
+class Balance(_message.Message):
+    """Nano-USD. available = credits - spent - open; below 0 the tenant owes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    CREDITS_NANO_USD_FIELD_NUMBER: _builtins.int
+    SPENT_NANO_USD_FIELD_NUMBER: _builtins.int
+    OPEN_NANO_USD_FIELD_NUMBER: _builtins.int
+    AVAILABLE_NANO_USD_FIELD_NUMBER: _builtins.int
+    PREPAID_FIELD_NUMBER: _builtins.int
+    tenant_id: _builtins.str
+    credits_nano_usd: _builtins.int
+    spent_nano_usd: _builtins.int
+    open_nano_usd: _builtins.int
+    available_nano_usd: _builtins.int
+    prepaid: _builtins.bool
+    def __init__(
+        self,
+        *,
+        tenant_id: _builtins.str = ...,
+        credits_nano_usd: _builtins.int = ...,
+        spent_nano_usd: _builtins.int = ...,
+        open_nano_usd: _builtins.int = ...,
+        available_nano_usd: _builtins.int = ...,
+        prepaid: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_nano_usd", b"available_nano_usd", "credits_nano_usd", b"credits_nano_usd", "open_nano_usd", b"open_nano_usd", "prepaid", b"prepaid", "spent_nano_usd", b"spent_nano_usd", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Balance: _TypeAlias = Balance  # noqa: Y015
+
+@_typing.final
+class IssueInvoiceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    PERIOD_FIELD_NUMBER: _builtins.int
+    tenant_id: _builtins.str
+    period: _builtins.str
+    """"2026-10": a month that is over; "2026-10-17": everything until the end of that day, or until
+    now if it is today. Everything that no invoice holds yet is on it, late bookings included.
+    """
+    def __init__(
+        self,
+        *,
+        tenant_id: _builtins.str = ...,
+        period: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["period", b"period", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IssueInvoiceRequest: _TypeAlias = IssueInvoiceRequest  # noqa: Y015
+
+@_typing.final
+class CorrectInvoiceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INVOICE_ID_FIELD_NUMBER: _builtins.int
+    CORRECTION_ID_FIELD_NUMBER: _builtins.int
+    AMOUNT_NANO_USD_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    invoice_id: _builtins.str
+    correction_id: _builtins.str
+    """Chosen by the caller; the same id again returns the first credit note."""
+    amount_nano_usd: _builtins.int
+    """To give back; at most what the invoice and its corrections leave. Nano-USD."""
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        invoice_id: _builtins.str = ...,
+        correction_id: _builtins.str = ...,
+        amount_nano_usd: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount_nano_usd", b"amount_nano_usd", "correction_id", b"correction_id", "invoice_id", b"invoice_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CorrectInvoiceRequest: _TypeAlias = CorrectInvoiceRequest  # noqa: Y015
+
+@_typing.final
+class InvoiceLine(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    DAY_UNIX_S_FIELD_NUMBER: _builtins.int
+    PROJECT_ID_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    TOKEN_CLASS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    AMOUNT_NANO_USD_FIELD_NUMBER: _builtins.int
+    description: _builtins.str
+    day_unix_s: _builtins.int
+    project_id: _builtins.str
+    key_id: _builtins.str
+    model: _builtins.str
+    tier: _usage_pb2.PriceTier.ValueType
+    token_class: _builtins.str
+    """"input", "cached_input", "cache_write", "output" or "correction"."""
+    tokens: _builtins.int
+    amount_nano_usd: _builtins.int
+    def __init__(
+        self,
+        *,
+        description: _builtins.str = ...,
+        day_unix_s: _builtins.int = ...,
+        project_id: _builtins.str = ...,
+        key_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        tier: _usage_pb2.PriceTier.ValueType = ...,
+        token_class: _builtins.str = ...,
+        tokens: _builtins.int = ...,
+        amount_nano_usd: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount_nano_usd", b"amount_nano_usd", "day_unix_s", b"day_unix_s", "description", b"description", "key_id", b"key_id", "model", b"model", "project_id", b"project_id", "tier", b"tier", "token_class", b"token_class", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InvoiceLine: _TypeAlias = InvoiceLine  # noqa: Y015
+
+@_typing.final
+class Invoice(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INVOICE_ID_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    PERIOD_FIELD_NUMBER: _builtins.int
+    ISSUED_UNIX_S_FIELD_NUMBER: _builtins.int
+    LINES_FIELD_NUMBER: _builtins.int
+    TOTAL_NANO_USD_FIELD_NUMBER: _builtins.int
+    CARRIED_IN_NANO_USD_FIELD_NUMBER: _builtins.int
+    DUE_CENTS_FIELD_NUMBER: _builtins.int
+    CARRIED_OUT_NANO_USD_FIELD_NUMBER: _builtins.int
+    CORRECTS_INVOICE_ID_FIELD_NUMBER: _builtins.int
+    NUM_REQUESTS_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    invoice_id: _builtins.str
+    """<tenant>-<number>; credit notes count in the same row of numbers."""
+    tenant_id: _builtins.str
+    number: _builtins.int
+    period: _builtins.str
+    issued_unix_s: _builtins.int
+    total_nano_usd: _builtins.int
+    """Exact sum of the lines."""
+    carried_in_nano_usd: _builtins.int
+    """What rounding left over on the invoice before."""
+    due_cents: _builtins.int
+    """total + carried in, rounded half to even. Whole cents."""
+    carried_out_nano_usd: _builtins.int
+    """What rounding leaves to the next invoice."""
+    corrects_invoice_id: _builtins.str
+    """Of a credit note: the invoice that it corrects."""
+    num_requests: _builtins.int
+    sha256: _builtins.bytes
+    """SHA-256 over this message without this field, and over the digest of the invoice before: a
+    later change of any invoice shows.
+    """
+    @_builtins.property
+    def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___InvoiceLine]: ...
+    def __init__(
+        self,
+        *,
+        invoice_id: _builtins.str = ...,
+        tenant_id: _builtins.str = ...,
+        number: _builtins.int = ...,
+        period: _builtins.str = ...,
+        issued_unix_s: _builtins.int = ...,
+        lines: _abc.Iterable[Global___InvoiceLine] | None = ...,
+        total_nano_usd: _builtins.int = ...,
+        carried_in_nano_usd: _builtins.int = ...,
+        due_cents: _builtins.int = ...,
+        carried_out_nano_usd: _builtins.int = ...,
+        corrects_invoice_id: _builtins.str = ...,
+        num_requests: _builtins.int = ...,
+        sha256: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["carried_in_nano_usd", b"carried_in_nano_usd", "carried_out_nano_usd", b"carried_out_nano_usd", "corrects_invoice_id", b"corrects_invoice_id", "due_cents", b"due_cents", "invoice_id", b"invoice_id", "issued_unix_s", b"issued_unix_s", "lines", b"lines", "num_requests", b"num_requests", "number", b"number", "period", b"period", "sha256", b"sha256", "tenant_id", b"tenant_id", "total_nano_usd", b"total_nano_usd"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Invoice: _TypeAlias = Invoice  # noqa: Y015
+
+@_typing.final
+class ListInvoicesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    tenant_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        tenant_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListInvoicesRequest: _TypeAlias = ListInvoicesRequest  # noqa: Y015
+
+@_typing.final
+class ListInvoicesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INVOICES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def invoices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Invoice]:
+        """By number, without their lines."""
+
+    def __init__(
+        self,
+        *,
+        invoices: _abc.Iterable[Global___Invoice] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["invoices", b"invoices"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListInvoicesResponse: _TypeAlias = ListInvoicesResponse  # noqa: Y015
+
+@_typing.final
+class GetInvoiceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INVOICE_ID_FIELD_NUMBER: _builtins.int
+    invoice_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        invoice_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["invoice_id", b"invoice_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetInvoiceRequest: _TypeAlias = GetInvoiceRequest  # noqa: Y015
+
+@_typing.final
+class AuditRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AUDIT_ID_FIELD_NUMBER: _builtins.int
+    AT_UNIX_S_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    audit_id: _builtins.int
+    at_unix_s: _builtins.int
+    actor: _builtins.str
+    """"operator" for calls from inside the fleet, else the id of the admin's key."""
+    action: _builtins.str
+    subject: _builtins.str
+    detail: _builtins.str
+    def __init__(
+        self,
+        *,
+        audit_id: _builtins.int = ...,
+        at_unix_s: _builtins.int = ...,
+        actor: _builtins.str = ...,
+        action: _builtins.str = ...,
+        subject: _builtins.str = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "actor", b"actor", "at_unix_s", b"at_unix_s", "audit_id", b"audit_id", "detail", b"detail", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditRecord: _TypeAlias = AuditRecord  # noqa: Y015
+
+@_typing.final
+class ListAuditRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AFTER_AUDIT_ID_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    after_audit_id: _builtins.int
+    """Records after this one; 0 = from the start."""
+    limit: _builtins.int
+    """0 = 1,000."""
+    subject: _builtins.str
+    """Empty = all."""
+    def __init__(
+        self,
+        *,
+        after_audit_id: _builtins.int = ...,
+        limit: _builtins.int = ...,
+        subject: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_audit_id", b"after_audit_id", "limit", b"limit", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAuditRequest: _TypeAlias = ListAuditRequest  # noqa: Y015
+
+@_typing.final
+class ListAuditResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditRecord]: ...
+    def __init__(
+        self,
+        *,
+        records: _abc.Iterable[Global___AuditRecord] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAuditResponse: _TypeAlias = ListAuditResponse  # noqa: Y015
+
+@_typing.final
+class ReplayRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplayRequest: _TypeAlias = ReplayRequest  # noqa: Y015
+
+@_typing.final
+class ReplayResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OK_FIELD_NUMBER: _builtins.int
+    NUM_EVENTS_FIELD_NUMBER: _builtins.int
+    BOOKS_SHA256_FIELD_NUMBER: _builtins.int
+    REPLAY_SHA256_FIELD_NUMBER: _builtins.int
+    PROBLEMS_FIELD_NUMBER: _builtins.int
+    ok: _builtins.bool
+    """The same balances, entries and daily sums came out."""
+    num_events: _builtins.int
+    books_sha256: _builtins.str
+    """Hex SHA-256 over balances, entries and daily sums: of the books, and of the replay."""
+    replay_sha256: _builtins.str
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        ok: _builtins.bool = ...,
+        num_events: _builtins.int = ...,
+        books_sha256: _builtins.str = ...,
+        replay_sha256: _builtins.str = ...,
+        problems: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["books_sha256", b"books_sha256", "num_events", b"num_events", "ok", b"ok", "problems", b"problems", "replay_sha256", b"replay_sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplayResponse: _TypeAlias = ReplayResponse  # noqa: Y015
+
+@_typing.final
+class ReconcileRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReconcileRequest: _TypeAlias = ReconcileRequest  # noqa: Y015
+
+@_typing.final
+class ReconcileResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OK_FIELD_NUMBER: _builtins.int
+    NUM_LOG_MESSAGES_FIELD_NUMBER: _builtins.int
+    NUM_LOG_EVENTS_FIELD_NUMBER: _builtins.int
+    NUM_LOG_MISSING_FIELD_NUMBER: _builtins.int
+    NUM_WITNESSED_FIELD_NUMBER: _builtins.int
+    NUM_WITNESS_MISSING_FIELD_NUMBER: _builtins.int
+    NUM_WITNESS_DIFFERS_FIELD_NUMBER: _builtins.int
+    PROBLEMS_FIELD_NUMBER: _builtins.int
+    LOG_WAS_READ_FIELD_NUMBER: _builtins.int
+    ok: _builtins.bool
+    """Nothing is lost: whatever the log and the workers know, the books know."""
+    num_log_messages: _builtins.int
+    """Read from the log, from its beginning to its end at the start of the call."""
+    num_log_events: _builtins.int
+    """Distinct events in the log, and those neither booked nor among the dead letters."""
+    num_log_missing: _builtins.int
+    num_witnessed: _builtins.int
+    """Requests that workers counted, those that the books do not know, and those that are booked
+    with fewer or more output tokens than the fullest count.
+    """
+    num_witness_missing: _builtins.int
+    num_witness_differs: _builtins.int
+    log_was_read: _builtins.bool
+    """False: the log could not be read (no broker)."""
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """One sentence per difference; at most 100."""
+
+    def __init__(
+        self,
+        *,
+        ok: _builtins.bool = ...,
+        num_log_messages: _builtins.int = ...,
+        num_log_events: _builtins.int = ...,
+        num_log_missing: _builtins.int = ...,
+        num_witnessed: _builtins.int = ...,
+        num_witness_missing: _builtins.int = ...,
+        num_witness_differs: _builtins.int = ...,
+        problems: _abc.Iterable[_builtins.str] | None = ...,
+        log_was_read: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_was_read", b"log_was_read", "num_log_events", b"num_log_events", "num_log_messages", b"num_log_messages", "num_log_missing", b"num_log_missing", "num_witness_differs", b"num_witness_differs", "num_witness_missing", b"num_witness_missing", "num_witnessed", b"num_witnessed", "ok", b"ok", "problems", b"problems"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReconcileResponse: _TypeAlias = ReconcileResponse  # noqa: Y015
+
+@_typing.final
+class ListDeadLettersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """0 = 100."""
+    def __init__(
+        self,
+        *,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDeadLettersRequest: _TypeAlias = ListDeadLettersRequest  # noqa: Y015
+
+@_typing.final
+class DeadLetter(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    AT_UNIX_S_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    partition: _builtins.int
+    offset: _builtins.int
+    request_id: _builtins.str
+    error: _builtins.str
+    payload: _builtins.bytes
+    at_unix_s: _builtins.int
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        offset: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+        error: _builtins.str = ...,
+        payload: _builtins.bytes = ...,
+        at_unix_s: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_unix_s", b"at_unix_s", "error", b"error", "offset", b"offset", "partition", b"partition", "payload", b"payload", "request_id", b"request_id", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeadLetter: _TypeAlias = DeadLetter  # noqa: Y015
+
+@_typing.final
+class ListDeadLettersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEAD_LETTERS_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    total: _builtins.int
+    @_builtins.property
+    def dead_letters(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetter]:
+        """Newest first."""
+
+    def __init__(
+        self,
+        *,
+        dead_letters: _abc.Iterable[Global___DeadLetter] | None = ...,
+        total: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_letters", b"dead_letters", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDeadLettersResponse: _TypeAlias = ListDeadLettersResponse  # noqa: Y015

@@ -235,6 +235,11 @@ class AdminStub:
                 request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.SetPriceRequest.SerializeToString,
                 response_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.PriceTable.FromString,
                 _registered_method=True)
+        self.SetLimits = channel.unary_unary(
+                '/headrace.billing.v1.Admin/SetLimits',
+                request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.SetLimitsRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.SetLimitsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -283,6 +288,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetLimits(self, request, context):
+        """Limits of one key, project, tenant or model of a tenant; everywhere within 5 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -320,6 +332,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.SetPrice,
                     request_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.SetPriceRequest.FromString,
                     response_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.PriceTable.SerializeToString,
+            ),
+            'SetLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLimits,
+                    request_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.SetLimitsRequest.FromString,
+                    response_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.SetLimitsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -522,6 +539,834 @@ class Admin:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def SetLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.billing.v1.Admin/SetLimits',
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.SetLimitsRequest.SerializeToString,
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.SetLimitsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class AccountsStub:
+    """What operators alone ask: plans, projects, money. Served by the real billing only.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.UpdateTenant = channel.unary_unary(
+                '/headrace.billing.v1.Accounts/UpdateTenant',
+                request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.UpdateTenantRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Tenant.FromString,
+                _registered_method=True)
+        self.PutProject = channel.unary_unary(
+                '/headrace.billing.v1.Accounts/PutProject',
+                request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.PutProjectRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Project.FromString,
+                _registered_method=True)
+        self.ListProjects = channel.unary_unary(
+                '/headrace.billing.v1.Accounts/ListProjects',
+                request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListProjectsRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListProjectsResponse.FromString,
+                _registered_method=True)
+        self.PutPlan = channel.unary_unary(
+                '/headrace.billing.v1.Accounts/PutPlan',
+                request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.PutPlanRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Plan.FromString,
+                _registered_method=True)
+        self.ListPlans = channel.unary_unary(
+                '/headrace.billing.v1.Accounts/ListPlans',
+                request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListPlansRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListPlansResponse.FromString,
+                _registered_method=True)
+        self.RotateKey = channel.unary_unary(
+                '/headrace.billing.v1.Accounts/RotateKey',
+                request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.RotateKeyRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.CreateKeyResponse.FromString,
+                _registered_method=True)
+        self.GrantCredit = channel.unary_unary(
+                '/headrace.billing.v1.Accounts/GrantCredit',
+                request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.GrantCreditRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Credit.FromString,
+                _registered_method=True)
+        self.ListCredits = channel.unary_unary(
+                '/headrace.billing.v1.Accounts/ListCredits',
+                request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListCreditsRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListCreditsResponse.FromString,
+                _registered_method=True)
+        self.GetBalance = channel.unary_unary(
+                '/headrace.billing.v1.Accounts/GetBalance',
+                request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.GetBalanceRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Balance.FromString,
+                _registered_method=True)
+        self.IssueInvoice = channel.unary_unary(
+                '/headrace.billing.v1.Accounts/IssueInvoice',
+                request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.IssueInvoiceRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Invoice.FromString,
+                _registered_method=True)
+        self.CorrectInvoice = channel.unary_unary(
+                '/headrace.billing.v1.Accounts/CorrectInvoice',
+                request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.CorrectInvoiceRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Invoice.FromString,
+                _registered_method=True)
+        self.ListInvoices = channel.unary_unary(
+                '/headrace.billing.v1.Accounts/ListInvoices',
+                request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListInvoicesRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListInvoicesResponse.FromString,
+                _registered_method=True)
+        self.GetInvoice = channel.unary_unary(
+                '/headrace.billing.v1.Accounts/GetInvoice',
+                request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.GetInvoiceRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Invoice.FromString,
+                _registered_method=True)
+        self.ListAudit = channel.unary_unary(
+                '/headrace.billing.v1.Accounts/ListAudit',
+                request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListAuditRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListAuditResponse.FromString,
+                _registered_method=True)
+
+
+class AccountsServicer:
+    """What operators alone ask: plans, projects, money. Served by the real billing only.
+    """
+
+    def UpdateTenant(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutProject(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListProjects(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutPlan(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPlans(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RotateKey(self, request, context):
+        """A new secret beside the old one, which ends when the overlap is over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GrantCredit(self, request, context):
+        """Money put onto a tenant's account. Idempotent by credit_id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListCredits(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetBalance(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def IssueInvoice(self, request, context):
+        """Idempotent by tenant and period: an issued invoice never changes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CorrectInvoice(self, request, context):
+        """A credit note: an invoice of its own with amounts below zero. Idempotent by correction_id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListInvoices(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetInvoice(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAudit(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_AccountsServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'UpdateTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateTenant,
+                    request_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.UpdateTenantRequest.FromString,
+                    response_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Tenant.SerializeToString,
+            ),
+            'PutProject': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutProject,
+                    request_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.PutProjectRequest.FromString,
+                    response_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Project.SerializeToString,
+            ),
+            'ListProjects': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListProjects,
+                    request_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListProjectsRequest.FromString,
+                    response_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListProjectsResponse.SerializeToString,
+            ),
+            'PutPlan': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutPlan,
+                    request_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.PutPlanRequest.FromString,
+                    response_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Plan.SerializeToString,
+            ),
+            'ListPlans': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPlans,
+                    request_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListPlansRequest.FromString,
+                    response_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListPlansResponse.SerializeToString,
+            ),
+            'RotateKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateKey,
+                    request_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.RotateKeyRequest.FromString,
+                    response_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.CreateKeyResponse.SerializeToString,
+            ),
+            'GrantCredit': grpc.unary_unary_rpc_method_handler(
+                    servicer.GrantCredit,
+                    request_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.GrantCreditRequest.FromString,
+                    response_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Credit.SerializeToString,
+            ),
+            'ListCredits': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCredits,
+                    request_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListCreditsRequest.FromString,
+                    response_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListCreditsResponse.SerializeToString,
+            ),
+            'GetBalance': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetBalance,
+                    request_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.GetBalanceRequest.FromString,
+                    response_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Balance.SerializeToString,
+            ),
+            'IssueInvoice': grpc.unary_unary_rpc_method_handler(
+                    servicer.IssueInvoice,
+                    request_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.IssueInvoiceRequest.FromString,
+                    response_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Invoice.SerializeToString,
+            ),
+            'CorrectInvoice': grpc.unary_unary_rpc_method_handler(
+                    servicer.CorrectInvoice,
+                    request_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.CorrectInvoiceRequest.FromString,
+                    response_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Invoice.SerializeToString,
+            ),
+            'ListInvoices': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListInvoices,
+                    request_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListInvoicesRequest.FromString,
+                    response_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListInvoicesResponse.SerializeToString,
+            ),
+            'GetInvoice': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetInvoice,
+                    request_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.GetInvoiceRequest.FromString,
+                    response_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Invoice.SerializeToString,
+            ),
+            'ListAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAudit,
+                    request_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListAuditRequest.FromString,
+                    response_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListAuditResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'headrace.billing.v1.Accounts', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('headrace.billing.v1.Accounts', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Accounts:
+    """What operators alone ask: plans, projects, money. Served by the real billing only.
+    """
+
+    @staticmethod
+    def UpdateTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.billing.v1.Accounts/UpdateTenant',
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.UpdateTenantRequest.SerializeToString,
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Tenant.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutProject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.billing.v1.Accounts/PutProject',
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.PutProjectRequest.SerializeToString,
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Project.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListProjects(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.billing.v1.Accounts/ListProjects',
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListProjectsRequest.SerializeToString,
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListProjectsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutPlan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.billing.v1.Accounts/PutPlan',
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.PutPlanRequest.SerializeToString,
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Plan.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPlans(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.billing.v1.Accounts/ListPlans',
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListPlansRequest.SerializeToString,
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListPlansResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.billing.v1.Accounts/RotateKey',
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.RotateKeyRequest.SerializeToString,
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.CreateKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GrantCredit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.billing.v1.Accounts/GrantCredit',
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.GrantCreditRequest.SerializeToString,
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Credit.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCredits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.billing.v1.Accounts/ListCredits',
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListCreditsRequest.SerializeToString,
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListCreditsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetBalance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.billing.v1.Accounts/GetBalance',
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.GetBalanceRequest.SerializeToString,
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Balance.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def IssueInvoice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.billing.v1.Accounts/IssueInvoice',
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.IssueInvoiceRequest.SerializeToString,
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Invoice.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CorrectInvoice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.billing.v1.Accounts/CorrectInvoice',
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.CorrectInvoiceRequest.SerializeToString,
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Invoice.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListInvoices(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.billing.v1.Accounts/ListInvoices',
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListInvoicesRequest.SerializeToString,
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListInvoicesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetInvoice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.billing.v1.Accounts/GetInvoice',
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.GetInvoiceRequest.SerializeToString,
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.Invoice.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.billing.v1.Accounts/ListAudit',
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListAuditRequest.SerializeToString,
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListAuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class BooksStub:
+    """Proofs of the books. Served by the real billing only.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Replay = channel.unary_unary(
+                '/headrace.billing.v1.Books/Replay',
+                request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ReplayRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ReplayResponse.FromString,
+                _registered_method=True)
+        self.Reconcile = channel.unary_unary(
+                '/headrace.billing.v1.Books/Reconcile',
+                request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ReconcileRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ReconcileResponse.FromString,
+                _registered_method=True)
+        self.ListDeadLetters = channel.unary_unary(
+                '/headrace.billing.v1.Books/ListDeadLetters',
+                request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListDeadLettersRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListDeadLettersResponse.FromString,
+                _registered_method=True)
+
+
+class BooksServicer:
+    """Proofs of the books. Served by the real billing only.
+    """
+
+    def Replay(self, request, context):
+        """Books every event again into an empty database and compares.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Reconcile(self, request, context):
+        """Compares the log and the workers' own counts with the books.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDeadLetters(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_BooksServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Replay': grpc.unary_unary_rpc_method_handler(
+                    servicer.Replay,
+                    request_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ReplayRequest.FromString,
+                    response_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ReplayResponse.SerializeToString,
+            ),
+            'Reconcile': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reconcile,
+                    request_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ReconcileRequest.FromString,
+                    response_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ReconcileResponse.SerializeToString,
+            ),
+            'ListDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDeadLetters,
+                    request_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListDeadLettersRequest.FromString,
+                    response_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListDeadLettersResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'headrace.billing.v1.Books', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('headrace.billing.v1.Books', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Books:
+    """Proofs of the books. Served by the real billing only.
+    """
+
+    @staticmethod
+    def Replay(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.billing.v1.Books/Replay',
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ReplayRequest.SerializeToString,
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ReplayResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reconcile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.billing.v1.Books/Reconcile',
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ReconcileRequest.SerializeToString,
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ReconcileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.billing.v1.Books/ListDeadLetters',
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListDeadLettersRequest.SerializeToString,
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.ListDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class LedgerStub:
     """The books.
@@ -552,6 +1397,11 @@ class LedgerStub:
                 '/headrace.billing.v1.Ledger/Verify',
                 request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.VerifyRequest.SerializeToString,
                 response_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.VerifyResponse.FromString,
+                _registered_method=True)
+        self.SumUsage = channel.unary_unary(
+                '/headrace.billing.v1.Ledger/SumUsage',
+                request_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.SumUsageRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.SumUsageResponse.FromString,
                 _registered_method=True)
 
 
@@ -587,6 +1437,13 @@ class LedgerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SumUsage(self, request, context):
+        """Usage by day, summed by whatever is asked for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LedgerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -609,6 +1466,11 @@ def add_LedgerServicer_to_server(servicer, server):
                     servicer.Verify,
                     request_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.VerifyRequest.FromString,
                     response_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.VerifyResponse.SerializeToString,
+            ),
+            'SumUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.SumUsage,
+                    request_deserializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.SumUsageRequest.FromString,
+                    response_serializer=headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.SumUsageResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -720,6 +1582,33 @@ class Ledger:
             '/headrace.billing.v1.Ledger/Verify',
             headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.VerifyRequest.SerializeToString,
             headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.VerifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SumUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.billing.v1.Ledger/SumUsage',
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.SumUsageRequest.SerializeToString,
+            headrace__contracts_dot_billing_dot_v1_dot_billing__pb2.SumUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -101,6 +101,8 @@ class AdminStub:
     RevokeKey: _grpc.UnaryUnaryMultiCallable[_billing_pb2.RevokeKeyRequest, _billing_pb2.Key]
     UpdateKey: _grpc.UnaryUnaryMultiCallable[_billing_pb2.UpdateKeyRequest, _billing_pb2.Key]
     SetPrice: _grpc.UnaryUnaryMultiCallable[_billing_pb2.SetPriceRequest, _billing_pb2.PriceTable]
+    SetLimits: _grpc.UnaryUnaryMultiCallable[_billing_pb2.SetLimitsRequest, _billing_pb2.SetLimitsResponse]
+    """Limits of one key, project, tenant or model of a tenant; everywhere within 5 s."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -114,6 +116,8 @@ class AdminAsyncStub(AdminStub):
     RevokeKey: _aio.UnaryUnaryMultiCallable[_billing_pb2.RevokeKeyRequest, _billing_pb2.Key]  # type: ignore[assignment]
     UpdateKey: _aio.UnaryUnaryMultiCallable[_billing_pb2.UpdateKeyRequest, _billing_pb2.Key]  # type: ignore[assignment]
     SetPrice: _aio.UnaryUnaryMultiCallable[_billing_pb2.SetPriceRequest, _billing_pb2.PriceTable]  # type: ignore[assignment]
+    SetLimits: _aio.UnaryUnaryMultiCallable[_billing_pb2.SetLimitsRequest, _billing_pb2.SetLimitsResponse]  # type: ignore[assignment]
+    """Limits of one key, project, tenant or model of a tenant; everywhere within 5 s."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """What operators and the launcher ask."""
@@ -167,7 +171,224 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_billing_pb2.PriceTable, _abc.Awaitable[_billing_pb2.PriceTable]]: ...
 
+    @_abc_1.abstractmethod
+    def SetLimits(
+        self,
+        request: _billing_pb2.SetLimitsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.SetLimitsResponse, _abc.Awaitable[_billing_pb2.SetLimitsResponse]]:
+        """Limits of one key, project, tenant or model of a tenant; everywhere within 5 s."""
+
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class AccountsStub:
+    """What operators alone ask: plans, projects, money. Served by the real billing only."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> AccountsAsyncStub: ...
+    UpdateTenant: _grpc.UnaryUnaryMultiCallable[_billing_pb2.UpdateTenantRequest, _billing_pb2.Tenant]
+    PutProject: _grpc.UnaryUnaryMultiCallable[_billing_pb2.PutProjectRequest, _billing_pb2.Project]
+    ListProjects: _grpc.UnaryUnaryMultiCallable[_billing_pb2.ListProjectsRequest, _billing_pb2.ListProjectsResponse]
+    PutPlan: _grpc.UnaryUnaryMultiCallable[_billing_pb2.PutPlanRequest, _billing_pb2.Plan]
+    ListPlans: _grpc.UnaryUnaryMultiCallable[_billing_pb2.ListPlansRequest, _billing_pb2.ListPlansResponse]
+    RotateKey: _grpc.UnaryUnaryMultiCallable[_billing_pb2.RotateKeyRequest, _billing_pb2.CreateKeyResponse]
+    """A new secret beside the old one, which ends when the overlap is over."""
+    GrantCredit: _grpc.UnaryUnaryMultiCallable[_billing_pb2.GrantCreditRequest, _billing_pb2.Credit]
+    """Money put onto a tenant's account. Idempotent by credit_id."""
+    ListCredits: _grpc.UnaryUnaryMultiCallable[_billing_pb2.ListCreditsRequest, _billing_pb2.ListCreditsResponse]
+    GetBalance: _grpc.UnaryUnaryMultiCallable[_billing_pb2.GetBalanceRequest, _billing_pb2.Balance]
+    IssueInvoice: _grpc.UnaryUnaryMultiCallable[_billing_pb2.IssueInvoiceRequest, _billing_pb2.Invoice]
+    """Idempotent by tenant and period: an issued invoice never changes."""
+    CorrectInvoice: _grpc.UnaryUnaryMultiCallable[_billing_pb2.CorrectInvoiceRequest, _billing_pb2.Invoice]
+    """A credit note: an invoice of its own with amounts below zero. Idempotent by correction_id."""
+    ListInvoices: _grpc.UnaryUnaryMultiCallable[_billing_pb2.ListInvoicesRequest, _billing_pb2.ListInvoicesResponse]
+    GetInvoice: _grpc.UnaryUnaryMultiCallable[_billing_pb2.GetInvoiceRequest, _billing_pb2.Invoice]
+    ListAudit: _grpc.UnaryUnaryMultiCallable[_billing_pb2.ListAuditRequest, _billing_pb2.ListAuditResponse]
+
+@_typing.type_check_only
+class AccountsAsyncStub(AccountsStub):
+    """What operators alone ask: plans, projects, money. Served by the real billing only."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    UpdateTenant: _aio.UnaryUnaryMultiCallable[_billing_pb2.UpdateTenantRequest, _billing_pb2.Tenant]  # type: ignore[assignment]
+    PutProject: _aio.UnaryUnaryMultiCallable[_billing_pb2.PutProjectRequest, _billing_pb2.Project]  # type: ignore[assignment]
+    ListProjects: _aio.UnaryUnaryMultiCallable[_billing_pb2.ListProjectsRequest, _billing_pb2.ListProjectsResponse]  # type: ignore[assignment]
+    PutPlan: _aio.UnaryUnaryMultiCallable[_billing_pb2.PutPlanRequest, _billing_pb2.Plan]  # type: ignore[assignment]
+    ListPlans: _aio.UnaryUnaryMultiCallable[_billing_pb2.ListPlansRequest, _billing_pb2.ListPlansResponse]  # type: ignore[assignment]
+    RotateKey: _aio.UnaryUnaryMultiCallable[_billing_pb2.RotateKeyRequest, _billing_pb2.CreateKeyResponse]  # type: ignore[assignment]
+    """A new secret beside the old one, which ends when the overlap is over."""
+    GrantCredit: _aio.UnaryUnaryMultiCallable[_billing_pb2.GrantCreditRequest, _billing_pb2.Credit]  # type: ignore[assignment]
+    """Money put onto a tenant's account. Idempotent by credit_id."""
+    ListCredits: _aio.UnaryUnaryMultiCallable[_billing_pb2.ListCreditsRequest, _billing_pb2.ListCreditsResponse]  # type: ignore[assignment]
+    GetBalance: _aio.UnaryUnaryMultiCallable[_billing_pb2.GetBalanceRequest, _billing_pb2.Balance]  # type: ignore[assignment]
+    IssueInvoice: _aio.UnaryUnaryMultiCallable[_billing_pb2.IssueInvoiceRequest, _billing_pb2.Invoice]  # type: ignore[assignment]
+    """Idempotent by tenant and period: an issued invoice never changes."""
+    CorrectInvoice: _aio.UnaryUnaryMultiCallable[_billing_pb2.CorrectInvoiceRequest, _billing_pb2.Invoice]  # type: ignore[assignment]
+    """A credit note: an invoice of its own with amounts below zero. Idempotent by correction_id."""
+    ListInvoices: _aio.UnaryUnaryMultiCallable[_billing_pb2.ListInvoicesRequest, _billing_pb2.ListInvoicesResponse]  # type: ignore[assignment]
+    GetInvoice: _aio.UnaryUnaryMultiCallable[_billing_pb2.GetInvoiceRequest, _billing_pb2.Invoice]  # type: ignore[assignment]
+    ListAudit: _aio.UnaryUnaryMultiCallable[_billing_pb2.ListAuditRequest, _billing_pb2.ListAuditResponse]  # type: ignore[assignment]
+
+class AccountsServicer(metaclass=_abc_1.ABCMeta):
+    """What operators alone ask: plans, projects, money. Served by the real billing only."""
+
+    @_abc_1.abstractmethod
+    def UpdateTenant(
+        self,
+        request: _billing_pb2.UpdateTenantRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.Tenant, _abc.Awaitable[_billing_pb2.Tenant]]: ...
+
+    @_abc_1.abstractmethod
+    def PutProject(
+        self,
+        request: _billing_pb2.PutProjectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.Project, _abc.Awaitable[_billing_pb2.Project]]: ...
+
+    @_abc_1.abstractmethod
+    def ListProjects(
+        self,
+        request: _billing_pb2.ListProjectsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.ListProjectsResponse, _abc.Awaitable[_billing_pb2.ListProjectsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def PutPlan(
+        self,
+        request: _billing_pb2.PutPlanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.Plan, _abc.Awaitable[_billing_pb2.Plan]]: ...
+
+    @_abc_1.abstractmethod
+    def ListPlans(
+        self,
+        request: _billing_pb2.ListPlansRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.ListPlansResponse, _abc.Awaitable[_billing_pb2.ListPlansResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def RotateKey(
+        self,
+        request: _billing_pb2.RotateKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.CreateKeyResponse, _abc.Awaitable[_billing_pb2.CreateKeyResponse]]:
+        """A new secret beside the old one, which ends when the overlap is over."""
+
+    @_abc_1.abstractmethod
+    def GrantCredit(
+        self,
+        request: _billing_pb2.GrantCreditRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.Credit, _abc.Awaitable[_billing_pb2.Credit]]:
+        """Money put onto a tenant's account. Idempotent by credit_id."""
+
+    @_abc_1.abstractmethod
+    def ListCredits(
+        self,
+        request: _billing_pb2.ListCreditsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.ListCreditsResponse, _abc.Awaitable[_billing_pb2.ListCreditsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetBalance(
+        self,
+        request: _billing_pb2.GetBalanceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.Balance, _abc.Awaitable[_billing_pb2.Balance]]: ...
+
+    @_abc_1.abstractmethod
+    def IssueInvoice(
+        self,
+        request: _billing_pb2.IssueInvoiceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.Invoice, _abc.Awaitable[_billing_pb2.Invoice]]:
+        """Idempotent by tenant and period: an issued invoice never changes."""
+
+    @_abc_1.abstractmethod
+    def CorrectInvoice(
+        self,
+        request: _billing_pb2.CorrectInvoiceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.Invoice, _abc.Awaitable[_billing_pb2.Invoice]]:
+        """A credit note: an invoice of its own with amounts below zero. Idempotent by correction_id."""
+
+    @_abc_1.abstractmethod
+    def ListInvoices(
+        self,
+        request: _billing_pb2.ListInvoicesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.ListInvoicesResponse, _abc.Awaitable[_billing_pb2.ListInvoicesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetInvoice(
+        self,
+        request: _billing_pb2.GetInvoiceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.Invoice, _abc.Awaitable[_billing_pb2.Invoice]]: ...
+
+    @_abc_1.abstractmethod
+    def ListAudit(
+        self,
+        request: _billing_pb2.ListAuditRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.ListAuditResponse, _abc.Awaitable[_billing_pb2.ListAuditResponse]]: ...
+
+def add_AccountsServicer_to_server(servicer: AccountsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class BooksStub:
+    """Proofs of the books. Served by the real billing only."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> BooksAsyncStub: ...
+    Replay: _grpc.UnaryUnaryMultiCallable[_billing_pb2.ReplayRequest, _billing_pb2.ReplayResponse]
+    """Books every event again into an empty database and compares."""
+    Reconcile: _grpc.UnaryUnaryMultiCallable[_billing_pb2.ReconcileRequest, _billing_pb2.ReconcileResponse]
+    """Compares the log and the workers' own counts with the books."""
+    ListDeadLetters: _grpc.UnaryUnaryMultiCallable[_billing_pb2.ListDeadLettersRequest, _billing_pb2.ListDeadLettersResponse]
+
+@_typing.type_check_only
+class BooksAsyncStub(BooksStub):
+    """Proofs of the books. Served by the real billing only."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Replay: _aio.UnaryUnaryMultiCallable[_billing_pb2.ReplayRequest, _billing_pb2.ReplayResponse]  # type: ignore[assignment]
+    """Books every event again into an empty database and compares."""
+    Reconcile: _aio.UnaryUnaryMultiCallable[_billing_pb2.ReconcileRequest, _billing_pb2.ReconcileResponse]  # type: ignore[assignment]
+    """Compares the log and the workers' own counts with the books."""
+    ListDeadLetters: _aio.UnaryUnaryMultiCallable[_billing_pb2.ListDeadLettersRequest, _billing_pb2.ListDeadLettersResponse]  # type: ignore[assignment]
+
+class BooksServicer(metaclass=_abc_1.ABCMeta):
+    """Proofs of the books. Served by the real billing only."""
+
+    @_abc_1.abstractmethod
+    def Replay(
+        self,
+        request: _billing_pb2.ReplayRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.ReplayResponse, _abc.Awaitable[_billing_pb2.ReplayResponse]]:
+        """Books every event again into an empty database and compares."""
+
+    @_abc_1.abstractmethod
+    def Reconcile(
+        self,
+        request: _billing_pb2.ReconcileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.ReconcileResponse, _abc.Awaitable[_billing_pb2.ReconcileResponse]]:
+        """Compares the log and the workers' own counts with the books."""
+
+    @_abc_1.abstractmethod
+    def ListDeadLetters(
+        self,
+        request: _billing_pb2.ListDeadLettersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.ListDeadLettersResponse, _abc.Awaitable[_billing_pb2.ListDeadLettersResponse]]: ...
+
+def add_BooksServicer_to_server(servicer: BooksServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class LedgerStub:
     """The books."""
@@ -184,6 +405,8 @@ class LedgerStub:
     """What budgets have seen: admission rebuilds its counters from this when its store is empty."""
     Verify: _grpc.UnaryUnaryMultiCallable[_billing_pb2.VerifyRequest, _billing_pb2.VerifyResponse]
     """Recounts everything from the events and compares."""
+    SumUsage: _grpc.UnaryUnaryMultiCallable[_billing_pb2.SumUsageRequest, _billing_pb2.SumUsageResponse]
+    """Usage by day, summed by whatever is asked for."""
 
 @_typing.type_check_only
 class LedgerAsyncStub(LedgerStub):
@@ -198,6 +421,8 @@ class LedgerAsyncStub(LedgerStub):
     """What budgets have seen: admission rebuilds its counters from this when its store is empty."""
     Verify: _aio.UnaryUnaryMultiCallable[_billing_pb2.VerifyRequest, _billing_pb2.VerifyResponse]  # type: ignore[assignment]
     """Recounts everything from the events and compares."""
+    SumUsage: _aio.UnaryUnaryMultiCallable[_billing_pb2.SumUsageRequest, _billing_pb2.SumUsageResponse]  # type: ignore[assignment]
+    """Usage by day, summed by whatever is asked for."""
 
 class LedgerServicer(metaclass=_abc_1.ABCMeta):
     """The books."""
@@ -233,5 +458,13 @@ class LedgerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_billing_pb2.VerifyResponse, _abc.Awaitable[_billing_pb2.VerifyResponse]]:
         """Recounts everything from the events and compares."""
+
+    @_abc_1.abstractmethod
+    def SumUsage(
+        self,
+        request: _billing_pb2.SumUsageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_billing_pb2.SumUsageResponse, _abc.Awaitable[_billing_pb2.SumUsageResponse]]:
+        """Usage by day, summed by whatever is asked for."""
 
 def add_LedgerServicer_to_server(servicer: LedgerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
