@@ -31,13 +31,14 @@ from headrace_contracts.ratelimit.v1.ratelimit_pb2 import (
     LEVEL_MODEL,
     LEVEL_PROJECT,
     LEVEL_TENANT,
+    Level,
     Limits,
 )
 from headrace_contracts.types.v1.types_pb2 import PRIORITY_HIGH, PRIORITY_STANDARD
 from headrace_contracts.usage.v1.usage_pb2 import PRICE_TIER_STANDARD, UsageEvent
 from headrace_testing.clock import FakeClock
 from headrace_testing.fake_billing import SERVICES, FakeBilling, FakeBillingServer
-from headrace_testing.usage_events import AMOUNT_NANO_USD, MODEL, closed, opened
+from headrace_testing.usage_events import ADMITTED_UNIX_US, AMOUNT_NANO_USD, MODEL, closed, opened
 from headrace_testing.waiting import eventually, free_port
 
 KEYS, ADMIN, LEDGER = SERVICES
@@ -53,7 +54,9 @@ UPDATE = method_ref(ADMIN, "UpdateKey", pb.UpdateKeyRequest, pb.Key)
 SET_PRICE = method_ref(ADMIN, "SetPrice", pb.SetPriceRequest, pb.PriceTable)
 LIST_USAGE = method_ref(LEDGER, "ListUsage", pb.ListUsageRequest, pb.ListUsageResponse)
 FIND_MISSING = method_ref(LEDGER, "FindMissing", pb.FindMissingRequest, pb.FindMissingResponse)
+SET_LIMITS = method_ref(ADMIN, "SetLimits", pb.SetLimitsRequest, pb.SetLimitsResponse)
 GET_SPEND = method_ref(LEDGER, "GetSpend", pb.GetSpendRequest, pb.GetSpendResponse)
+SUM_USAGE = method_ref(LEDGER, "SumUsage", pb.SumUsageRequest, pb.SumUsageResponse)
 VERIFY = method_ref(LEDGER, "Verify", pb.VerifyRequest, pb.VerifyResponse)
 
 
@@ -129,7 +132,7 @@ async def test_a_key_says_whom_it_stands_for(billing: Billing) -> None:
     limits = Limits(requests_per_minute=3, total_budget_nano_usd=0)
     made = await billing.create(
         name="ci",
-        scopes=["chat"],
+        scopes=["inference"],
         allowed_models=[MODEL],
         limits=limits,
         guard_policy="strict",
@@ -145,7 +148,7 @@ async def test_a_key_says_whom_it_stands_for(billing: Billing) -> None:
     found = await billing.resolve(made.api_key)
     assert (found.tenant_id, found.project_id) == ("acme", "default")
     assert found.key_id == made.key.key_id
-    assert list(found.scopes) == ["chat"]
+    assert list(found.scopes) == ["inference"]
     assert list(found.allowed_models) == [MODEL]
     (scope,) = found.limits
     assert (scope.level, scope.scope_id, scope.limits) == (LEVEL_KEY, made.key.key_id, limits)
@@ -209,7 +212,7 @@ async def test_an_update_replaces_what_may_change_and_nothing_else(billing: Bill
     """Also what is left empty: it is a replacement, not a merge."""
     made = await billing.create(
         name="old",
-        scopes=["chat"],
+        scopes=["inference"],
         allowed_models=["a", "b"],
         limits=Limits(requests_per_minute=3),
         guard_blocklist=["x"],
@@ -225,7 +228,7 @@ async def test_an_update_replaces_what_may_change_and_nothing_else(billing: Bill
     )
     updated = await billing.client.unary(UPDATE, pb.UpdateKeyRequest(key=change), timeout_s=5)
     assert (updated.name, updated.tenant_id, updated.prefix) == ("new", "acme", made.key.prefix)
-    assert list(updated.scopes) == ["chat"]
+    assert list(updated.scopes) == ["inference"]
     assert updated.prepaid
     found = await billing.resolve(made.api_key)
     assert found.limits[0].limits == Limits(max_concurrent=2)
@@ -445,3 +448,90 @@ async def test_a_hash_of_the_wrong_length_opens_nothing(billing: Billing) -> Non
         request = pb.ResolveKeyRequest(key_sha256=digest)
         with pytest.raises(HeadraceError):
             await billing.client.unary(RESOLVE, request, timeout_s=5)
+
+
+async def test_limits_of_every_level_can_be_set_and_reach_the_key(billing: Billing) -> None:
+    """At its next question, and the watchers are told that there is something to ask."""
+    made = await billing.create(project_id="p1")
+    before = (await billing.resolve(made.api_key)).revision
+
+    async def put(level: Level.ValueType, scope_id: str, number: int) -> int:
+        request = pb.SetLimitsRequest(
+            level=level,
+            tenant_id="acme",
+            scope_id=scope_id,
+            limits=Limits(max_concurrent=number) if number else Limits(),
+        )
+        return (await billing.client.unary(SET_LIMITS, request, timeout_s=5)).revision
+
+    assert await put(LEVEL_KEY, made.key.key_id, 1) > before
+    await put(LEVEL_PROJECT, "p1", 2)
+    await put(LEVEL_TENANT, "", 3)
+    last = await put(LEVEL_MODEL, MODEL, 4)
+    found = await billing.resolve(made.api_key)
+    assert found.revision >= last
+    assert [(it.level, it.scope_id, it.limits.max_concurrent) for it in found.limits] == [
+        (LEVEL_KEY, made.key.key_id, 1),
+        (LEVEL_PROJECT, "p1", 2),
+        (LEVEL_TENANT, "acme", 3),
+    ]
+    assert [(it.model, it.limits.max_concurrent) for it in found.model_limits] == [(MODEL, 4)]
+    await put(LEVEL_MODEL, MODEL, 0)
+    await put(LEVEL_TENANT, "", 0)
+    found = await billing.resolve(made.api_key)
+    assert [it.level for it in found.limits] == [LEVEL_KEY, LEVEL_PROJECT]
+    assert list(found.model_limits) == []
+
+
+async def test_limits_of_nothing_are_refused(billing: Billing) -> None:
+    """A wrong level, or something that does not exist."""
+    await billing.create()
+    for level, tenant_id, scope_id, error in (
+        (0, "acme", "x", InvalidRequest),
+        (LEVEL_KEY, "", "key_no", NotFound),
+        (LEVEL_PROJECT, "acme", "nope", NotFound),
+        (LEVEL_TENANT, "nope", "", NotFound),
+    ):
+        request = pb.SetLimitsRequest(level=level, tenant_id=tenant_id, scope_id=scope_id)
+        with pytest.raises(error):
+            await billing.client.unary(SET_LIMITS, request, timeout_s=5)
+
+
+DAY_US = 86_400_000_000
+
+
+async def test_usage_is_summed_by_what_is_asked_for(billing: Billing) -> None:
+    """Disjoint classes of tokens; pages; only the tenant's own."""
+    for event in (
+        closed("req_1"),
+        closed("req_2", key_id="key_2"),
+        closed("req_3", at_unix_us=ADMITTED_UNIX_US - DAY_US),
+        closed("req_4", "zeta"),
+    ):
+        await billing.book(event)
+
+    async def ask(**fields: object) -> pb.SumUsageResponse:
+        request = pb.SumUsageRequest(tenant_id="acme", **fields)  # type: ignore[arg-type]
+        return await billing.client.unary(SUM_USAGE, request, timeout_s=5)
+
+    (total,) = (await ask()).sums
+    assert (total.num_requests, total.prompt_tokens, total.cached_tokens) == (3, 300, 120)
+    assert (total.output_tokens, total.output_nano_usd) == (90, 5400)
+    assert (total.input_nano_usd, total.cached_input_nano_usd) == (3600, 240)
+    assert (total.key_id, total.day_unix_s) == ("", 0)
+    by_key = await ask(group_by=["key", "day"])
+    assert [(it.key_id, it.num_requests) for it in by_key.sums] == [
+        ("key_1", 1),
+        ("key_1", 1),
+        ("key_2", 1),
+    ]
+    assert by_key.sums[0].day_unix_s + 86_400 == by_key.sums[1].day_unix_s
+    page = await ask(group_by=["key"], limit=1)
+    assert (page.sums[0].key_id, page.has_more) == ("key_1", True)
+    page = await ask(group_by=["key"], limit=1, offset=1)
+    assert (page.sums[0].key_id, page.has_more) == ("key_2", False)
+    (today,) = (await ask(from_unix_s=ADMITTED_UNIX_US // 1_000_000)).sums
+    assert today.num_requests == 2
+    assert list((await ask(key_id="key_9")).sums) == []
+    with pytest.raises(InvalidRequest):
+        await ask(group_by=["colour"])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace_billing.audit import Stamp
 from headrace_billing.price_file import PACKAGED, load_prices
 from headrace_billing.price_store import seed_prices
 from headrace_billing.store import Database
@@ -19,7 +20,7 @@ from headrace_testing.postgres import LocalPostgres
 async def _prepare(url: str) -> None:
     database = Database(url)
     await database.migrate()
-    await database.write(lambda it: seed_prices(it, load_prices(PACKAGED), 1_700_000_000))
+    await database.write(lambda it: seed_prices(it, load_prices(PACKAGED), Stamp(1_700_000_000)))
     await database.close()
 
 

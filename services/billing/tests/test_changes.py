@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from headrace_billing import key_store
+from headrace_billing.audit import Stamp
 from headrace_billing.changes import BEAT_S, MAX_PENDING_KEYS, ChangeFeed, Watcher
 from headrace_billing.key_store import CreateKeyResponse
 from headrace_billing.store import Database
@@ -18,7 +19,7 @@ from headrace_contracts.billing.v1.billing_pb2 import Change, Key
 async def make_key(database: Database) -> str:
     """Create a key behind the feed's back, as another billing process would."""
     made: CreateKeyResponse = await database.write(
-        lambda it: key_store.create_key(it, Key(tenant_id="acme"), 1)
+        lambda it: key_store.create_key(it, Key(tenant_id="acme"), Stamp(1))
     )
     return made.key.key_id
 

@@ -7,13 +7,13 @@ import pytest
 from headrace_billing.key_rules import (
     KeyOwner,
     check_key,
-    check_price,
     check_usable,
     hash_api_key,
     new_api_key,
     prefix_of,
     principal,
 )
+from headrace_billing.price_rules import check_price
 from headrace_common.errors import InvalidRequest, KeyRevoked
 from headrace_contracts.billing.v1.billing_pb2 import Key, Price
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import (
@@ -112,8 +112,8 @@ def test_a_key_without_limits_has_no_scopes_and_standard_priority() -> None:
 def test_a_key_ends_at_its_last_second() -> None:
     """Expired and revoked keys say so."""
     key = Key(expires_unix_s=100)
-    check_usable(key, 99.9)
+    check_usable(key, OWNER, 99.9)
     with pytest.raises(KeyRevoked, match="expired"):
-        check_usable(key, 100.0)
+        check_usable(key, OWNER, 100.0)
     with pytest.raises(KeyRevoked, match="revoked"):
-        check_usable(Key(revoked_unix_s=5), 1.0)
+        check_usable(Key(revoked_unix_s=5), OWNER, 1.0)

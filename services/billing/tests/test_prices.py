@@ -132,5 +132,7 @@ def test_without_any_row_there_is_no_price() -> None:
 
 def test_a_row_survives_its_contract_message() -> None:
     """No field is lost on the way out."""
-    price = row_to_proto(row(version=4, effective_from_unix_s=3, effective_to_unix_s=9))
+    window = {"window_from_minute": 5, "window_to_minute": 9, "window_weekdays": 3}
+    times = {"effective_from_unix_s": 3, "effective_to_unix_s": 9}
+    price = row_to_proto(row(version=4, from_prompt_tokens=7, withdrawn=True, **times, **window))
     assert all(getattr(price, field.name) for field in price.DESCRIPTOR.fields)

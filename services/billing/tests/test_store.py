@@ -96,9 +96,12 @@ async def test_insert_new_tells_which_rows_are_new(database: Database) -> None:
 async def test_sums_add_up_and_puts_replace(database: Database) -> None:
     """The two kinds of upsert."""
 
+    def row(account: str, amount_nano_usd: int) -> dict[str, str | int]:
+        return {"account": account, "amount_nano_usd": amount_nano_usd}
+
     def work(connection: Connection) -> dict[str, int]:
-        add_or_insert(connection, schema.balances, "amount_nano_usd", {"b": 2, "a": -5})
-        add_or_insert(connection, schema.balances, "amount_nano_usd", {"a": 3})
+        add_or_insert(connection, schema.balances, [row("a", -5), row("b", 2)])
+        add_or_insert(connection, schema.balances, [row("a", 3)])
         put(connection, schema.balances, [{"account": "b", "amount_nano_usd": 9}])
         return dict(connection.execute(select(schema.balances)).all())
 

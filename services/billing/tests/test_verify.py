@@ -57,12 +57,16 @@ async def test_empty_books_are_right(database: Database) -> None:
         ("DELETE FROM usage_events WHERE kind = 2", "an entry but was not closed"),
         ("DELETE FROM usage_events WHERE request_id = 'req_1'", "entries without any event"),
         ("UPDATE usage_events SET amount_nano_usd = 7 WHERE kind = 2", "says 7 nano-USD"),
+        ("UPDATE daily_usage SET output_tokens = 1", "Daily usage"),
         ("DELETE FROM open_requests", "req_2 is not listed as open"),
         (
-            "INSERT INTO open_requests VALUES ('req_1', 5)",
+            "INSERT INTO open_requests VALUES ('req_1', 5, 'acme', 'p', 'k', 'm', 0, 0)",
             "req_1 is wrongly listed as open",
         ),
-        ("INSERT INTO open_requests VALUES ('ghost', 5)", "open_requests without any event"),
+        (
+            "INSERT INTO open_requests VALUES ('ghost', 5, 'acme', 'p', 'k', 'm', 0, 0)",
+            "open_requests without any event",
+        ),
         ("INSERT INTO entries VALUES ('ghost', 'voided', 0)", "entries without any event"),
     ],
 )

@@ -15,7 +15,7 @@ The same conformance suite runs against it and against the real service
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from headrace_billing.key_rules import (
@@ -23,18 +23,18 @@ from headrace_billing.key_rules import (
     KeyOwner,
     check_changeable,
     check_key,
-    check_price,
+    check_limits,
     check_tenant,
     check_usable,
     hash_api_key,
     new_api_key,
     new_cache_salt,
     new_key_id,
-    normalised_price,
     prefix_of,
     principal,
 )
 from headrace_billing.ledger import CLOSED, Booking, Recount, book
+from headrace_billing.price_rules import check_price, normalised_price
 from headrace_billing.prices import PriceBook, PriceRow, table_to_proto
 from headrace_billing.spend_store import check as check_spend_request
 from headrace_common.clock import Clock, SystemClock
@@ -51,6 +51,7 @@ from headrace_contracts.ratelimit.v1.ratelimit_pb2 import (
     Limits,
 )
 from headrace_contracts.usage.v1.usage_pb2 import PRICE_TIER_STANDARD, UsageEvent
+from headrace_testing.fake_books import sum_usage
 
 _CHANGEABLE = (
     "name",
@@ -80,7 +81,9 @@ class FakeBilling:
         self._revision = 1
         self._revisions: dict[str, int] = {}
         self._tenants: dict[str, pb.Tenant] = {}
-        self._owners: dict[str, KeyOwner] = {}
+        self._salts: dict[str, bytes] = {}
+        # By level, tenant and project or model.
+        self._limits: dict[tuple[int, str, str], Limits] = {}
         self._by_hash: dict[bytes, str] = {}
         self._watchers: set[asyncio.Queue[pb.Change]] = set()
         self._bookings: dict[tuple[str, int], Booking] = {}
@@ -113,9 +116,7 @@ class FakeBilling:
 
     def set_tenant_limits(self, tenant_id: str, limits: Limits) -> None:
         """Give the tenant limits of its own."""
-        owner = self._owners[tenant_id]
-        self._owners[tenant_id] = KeyOwner(owner.cache_salt, owner.project_limits, limits)
-        self._announce(pb.Change(all_keys=True))
+        self._set_limits(LEVEL_TENANT, tenant_id, "", limits)
 
     def set_price(self, price: pb.Price) -> None:
         """Add a price; watchers hear of it."""
@@ -144,9 +145,10 @@ class FakeBilling:
         if key_id is None:
             raise UnknownKey("This API key is not known.")
         key = self.keys[key_id]
-        check_usable(key, self._clock.unix_s())
+        owner = self._owner(key)
+        check_usable(key, owner, self._clock.unix_s())
         key.last_used_unix_s = self._now()
-        return principal(key, self._owners[key.tenant_id], self._revisions[key_id])
+        return principal(key, owner, self._revisions[key_id])
 
     async def WatchChanges(  # noqa: N802 - contract name
         self, _request: pb.WatchChangesRequest, _call: Call
@@ -209,10 +211,7 @@ class FakeBilling:
         self._fail()
         check_changeable(request.key)
         key = self._key(request.key.key_id)
-        for name in _CHANGEABLE:
-            key.ClearField(name)  # type: ignore[arg-type]  # a name of the tuple above
-        key.MergeFrom(pb.Key(**{n: getattr(request.key, n) for n in _CHANGEABLE}))
-        self._changed_key(key.key_id)
+        self._replace(key, request.key, request.fields or _CHANGEABLE)
         return key
 
     async def SetPrice(self, request: pb.SetPriceRequest, _call: Call) -> pb.PriceTable:  # noqa: N802 - contract name
@@ -221,7 +220,26 @@ class FakeBilling:
         self.set_price(request.price)
         return table_to_proto(self.prices)
 
+    async def SetLimits(  # noqa: N802 - contract name
+        self, request: pb.SetLimitsRequest, _call: Call
+    ) -> pb.SetLimitsResponse:
+        """Replace the limits of a key, project, tenant or model."""
+        self._fail()
+        if request.level == LEVEL_KEY:
+            key = self._key(request.scope_id)
+            self._replace(key, pb.Key(limits=request.limits), ["limits"])
+        else:
+            if request.tenant_id not in self._tenants:
+                raise NotFound(f"There is no tenant {request.tenant_id!r}.", param="tenant_id")
+            self._set_limits(request.level, request.tenant_id, request.scope_id, request.limits)
+        return pb.SetLimitsResponse(revision=self._revision)
+
     # Ledger
+
+    async def SumUsage(self, request: pb.SumUsageRequest, _call: Call) -> pb.SumUsageResponse:  # noqa: N802 - contract name
+        """Usage by day."""
+        self._fail()
+        return sum_usage(self._bookings.values(), request)
 
     async def ListUsage(self, request: pb.ListUsageRequest, _call: Call) -> pb.ListUsageResponse:  # noqa: N802 - contract name
         """Usage per request, by request id."""
@@ -307,7 +325,7 @@ class FakeBilling:
             self._tenants[tenant_id] = pb.Tenant(
                 tenant_id=tenant_id, name=name or tenant_id, created_unix_s=self._now()
             )
-            self._owners[tenant_id] = KeyOwner(new_cache_salt(), Limits(), Limits())
+            self._salts[tenant_id] = new_cache_salt()
         return self._tenants[tenant_id]
 
     def _key(self, key_id: str) -> pb.Key:
@@ -327,6 +345,37 @@ class FakeBilling:
         self._by_hash[hash_api_key(api_key)] = key.key_id
         self._changed_key(key.key_id)
         return pb.CreateKeyResponse(api_key=api_key, key=key)
+
+    def _owner(self, key: pb.Key) -> KeyOwner:
+        tenant_id, nothing = key.tenant_id, Limits()
+        return KeyOwner(
+            self._salts[tenant_id],
+            self._limits.get((LEVEL_PROJECT, tenant_id, key.project_id), nothing),
+            self._limits.get((LEVEL_TENANT, tenant_id, ""), nothing),
+            model_limits=tuple(
+                pb.ModelLimits(model=model, limits=limits)
+                for (level, owner, model), limits in self._limits.items()
+                if (level, owner) == (LEVEL_MODEL, tenant_id) and limits.ListFields()
+            ),
+        )
+
+    def _set_limits(self, level: int, tenant_id: str, scope_id: str, limits: Limits) -> None:
+        projects = {key.project_id for key in self.keys.values() if key.tenant_id == tenant_id}
+        if level == LEVEL_PROJECT and scope_id not in {DEFAULT_PROJECT, *projects}:
+            raise NotFound(f"There is no project {scope_id!r}.", param="scope_id")
+        if level not in (LEVEL_PROJECT, LEVEL_TENANT, LEVEL_MODEL):
+            raise InvalidRequest("level must be key, project, tenant or model.", param="level")
+        check_limits(limits, "limits")
+        self._limits[level, tenant_id, "" if level == LEVEL_TENANT else scope_id] = limits
+        for key in self.keys.values():
+            if key.tenant_id == tenant_id:
+                self._changed_key(key.key_id)
+
+    def _replace(self, key: pb.Key, wanted: pb.Key, fields: Iterable[str]) -> None:
+        for name in fields:
+            key.ClearField(name)  # type: ignore[arg-type]  # a field's name
+            key.MergeFrom(pb.Key(**{name: getattr(wanted, name)}))
+        self._changed_key(key.key_id)
 
     def _changed_key(self, key_id: str) -> None:
         self._revisions[key_id] = self._revision + 1

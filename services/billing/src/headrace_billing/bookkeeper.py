@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, select
 
 from headrace_billing import schema
+from headrace_billing.daily import DailySums
 from headrace_billing.deliveries import (
     Delivery,
     EventKey,
@@ -28,16 +29,15 @@ from headrace_billing.ledger import (
     OPENED,
     BadEventError,
     Booking,
+    admitted_unix_s,
     book,
 )
+from headrace_billing.open_requests import forget_open, keep_open
 from headrace_billing.price_store import load_price_book
 from headrace_billing.prices import PriceBook
 from headrace_common.database import add_or_insert, insert_new
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import ENDING_SWEPT, UsageEvent, WorkerUsage
-
-# A request whose gateway gave no deadline is looked after when this much time has passed.
-_DEFAULT_LIFE_US = 3600 * 1_000_000
 
 
 @dataclass
@@ -238,39 +238,18 @@ def _book_new(connection: Connection, bookings: Sequence[Booking]) -> None:
     changes: dict[str, int] = {}
     for _, posting in postings:
         changes[posting.account] = changes.get(posting.account, 0) + posting.amount_nano_usd
-    add_or_insert(connection, schema.balances, "amount_nano_usd", changes)
-    _keep_open(connection, [it.event for it in bookings if it.entry is None])
-    _forget_open(connection, [it.request_id for it in entries])
-
-
-def _keep_open(connection: Connection, opened: Sequence[UsageEvent]) -> None:
-    closed = _closed_among(connection, [it.request_id for it in opened])
-    insert_new(
+    add_or_insert(
         connection,
-        schema.open_requests,
-        [
-            {
-                "request_id": it.request_id,
-                "deadline_unix_us": it.deadline_unix_us or it.occurred_unix_us + _DEFAULT_LIFE_US,
-            }
-            for it in opened
-            if it.request_id not in closed
-        ],
+        schema.balances,
+        [{"account": name, "amount_nano_usd": changes[name]} for name in sorted(changes)],
     )
-
-
-def _forget_open(connection: Connection, request_ids: Sequence[str]) -> None:
-    table = schema.open_requests
-    if request_ids:
-        connection.execute(delete(table).where(table.c.request_id.in_(request_ids)))
-
-
-def _closed_among(connection: Connection, request_ids: Sequence[str]) -> set[str]:
-    table = schema.entries
-    if not request_ids:
-        return set()
-    query = select(table.c.request_id).where(table.c.request_id.in_(request_ids))
-    return set(connection.execute(query).scalars())
+    days = DailySums()
+    for it in bookings:
+        if it.entry is not None:
+            days.add(it.event, admitted_unix_s(it.event), it.amounts)
+    add_or_insert(connection, schema.daily_usage, list(days.rows()))
+    keep_open(connection, [it.event for it in bookings if it.entry is None])
+    forget_open(connection, [it.request_id for it in entries])
 
 
 Finding = tuple[str, Booking, str]
@@ -295,7 +274,7 @@ def _compare_repeated(connection: Connection, repeated: Sequence[Booking]) -> li
         for row in connection.execute(query.where(table.c.request_id.in_(ids)))
     }
     # The sweeper's close may have met a request that was closed a moment ago.
-    _forget_open(connection, [rid for rid, kind in stored if kind == CLOSED])
+    forget_open(connection, [rid for rid, kind in stored if kind == CLOSED])
     findings: list[Finding] = []
     for booking in repeated:
         amount_nano_usd, before = stored[_key(booking.event)]

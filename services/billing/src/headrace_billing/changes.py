@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 
-from headrace_billing.key_store import changes_since
+from headrace_billing.revisions import changes_since
 from headrace_billing.store import Database
 from headrace_common.errors import Unavailable
 from headrace_contracts.billing.v1.billing_pb2 import Change

@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from headrace_billing.prices import MAX_NANO_USD_PER_TOKEN, standard_tier
 from headrace_common.errors import InvalidRequest, KeyRevoked
 from headrace_common.ids import is_slug
 from headrace_contracts.billing.v1 import billing_pb2
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2
 from headrace_contracts.types.v1 import types_pb2
-from headrace_contracts.usage.v1 import usage_pb2
 
 KEY_START = "sk-hr-"
 DEFAULT_PROJECT = "default"
@@ -23,6 +22,10 @@ HASH_BYTES = 32
 MAX_LIMIT = 2**53 - 1
 MAX_UNIX_S = 253_402_300_799  # the end of year 9999
 MAX_NAME_CHARS = 128
+# A secret that is replaced ends after this at the latest.
+MAX_OVERLAP_S = 90 * 86_400
+# What a key may be for; a key without scopes may serve requests and see its usage.
+SCOPES = ("inference", "usage", "admin")
 MAX_MODELS, MAX_SCOPES, MAX_BLOCKLIST = 256, 32, 1000
 _PREFIX_CHARS = len(KEY_START) + 6
 _PRINTABLE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]*\Z")
@@ -64,12 +67,8 @@ def check_tenant(tenant_id: str, name: str) -> None:
     Raises:
         InvalidRequest: a field breaks its rule.
     """
-    if not is_slug(tenant_id):
-        raise InvalidRequest(
-            "tenant_id must be 1 to 64 of a-z, 0-9, '-' and '_', and start with a letter or digit.",
-            param="tenant_id",
-        )
-    _check_text(name, MAX_NAME_CHARS, "name")
+    check_slug(tenant_id, "tenant_id")
+    check_text(name, MAX_NAME_CHARS, "name")
 
 
 def check_key(key: billing_pb2.Key) -> None:
@@ -79,11 +78,8 @@ def check_key(key: billing_pb2.Key) -> None:
         InvalidRequest: a field breaks its rule.
     """
     check_tenant(key.tenant_id, "")
-    if key.project_id and not is_slug(key.project_id):
-        raise InvalidRequest("project_id must be like a tenant_id.", param="key.project_id")
-    if key.priority not in types_pb2.Priority.values():
-        raise InvalidRequest("This priority is not known.", param="key.priority")
-    _check_list(key.scopes, MAX_SCOPES, 64, "key.scopes")
+    if key.project_id:
+        check_slug(key.project_id, "key.project_id")
     check_changeable(key)
 
 
@@ -93,89 +89,72 @@ def check_changeable(key: billing_pb2.Key) -> None:
     Raises:
         InvalidRequest: a field breaks its rule.
     """
-    _check_text(key.name, MAX_NAME_CHARS, "key.name")
-    _check_text(key.guard_policy, 64, "key.guard_policy")
-    _check_list(key.allowed_models, MAX_MODELS, 128, "key.allowed_models")
-    _check_list(key.guard_blocklist, MAX_BLOCKLIST, 200, "key.guard_blocklist")
+    check_text(key.name, MAX_NAME_CHARS, "key.name")
+    check_text(key.guard_policy, 64, "key.guard_policy")
+    check_list(key.allowed_models, MAX_MODELS, 128, "key.allowed_models")
+    check_list(key.guard_blocklist, MAX_BLOCKLIST, 200, "key.guard_blocklist")
     if key.expires_unix_s > MAX_UNIX_S:
         raise InvalidRequest("expires_unix_s lies after the year 9999.", param="key.expires_unix_s")
-    for field, value in key.limits.ListFields():
-        if value > MAX_LIMIT:
-            raise InvalidRequest(
-                f"{field.name} must not exceed {MAX_LIMIT}.", param=f"key.limits.{field.name}"
-            )
-
-
-def check_price(price: billing_pb2.Price) -> None:
-    """Check a new price.
-
-    Raises:
-        InvalidRequest: a field breaks its rule.
-    """
-    if not price.model:
-        raise InvalidRequest("model must name a model, or be 'default'.", param="price.model")
-    _check_text(price.model, 128, "price.model")
-    if price.tier not in usage_pb2.PriceTier.values():
-        raise InvalidRequest("This price tier is not known.", param="price.tier")
-    for name in ("effective_from_unix_s", "effective_to_unix_s"):
-        if getattr(price, name) > MAX_UNIX_S:
-            raise InvalidRequest(f"{name} lies after the year 9999.", param=f"price.{name}")
-    if 0 < price.effective_to_unix_s <= price.effective_from_unix_s:
+    if key.priority not in types_pb2.Priority.values():
+        raise InvalidRequest("This priority is not known.", param="key.priority")
+    check_list(key.scopes, MAX_SCOPES, 64, "key.scopes")
+    if unknown := sorted(set(key.scopes) - set(SCOPES)):
         raise InvalidRequest(
-            "effective_to_unix_s must be later than effective_from_unix_s.",
-            param="price.effective_to_unix_s",
+            f"scopes may be {', '.join(SCOPES)}, not {', '.join(unknown)}.", param="key.scopes"
         )
-    for name in ("input", "cached_input", "cache_write", "output"):
-        if getattr(price, f"{name}_nano_usd") > MAX_NANO_USD_PER_TOKEN:
-            raise InvalidRequest(
-                f"{name}_nano_usd must not exceed {MAX_NANO_USD_PER_TOKEN} (1 USD per token).",
-                param=f"price.{name}_nano_usd",
-            )
-
-
-def normalised_price(price: billing_pb2.Price, version: int) -> billing_pb2.Price:
-    """Return a copy of *price* with its tier spelt out and the version that brings it."""
-    result = billing_pb2.Price()
-    result.CopyFrom(price)
-    result.tier = usage_pb2.PriceTier.ValueType(standard_tier(price.tier))
-    result.version = version
-    return result
+    check_limits(key.limits, "key.limits")
 
 
 @dataclass(frozen=True)
 class KeyOwner:
-    """What a key inherits from its project and tenant."""
+    """What a key inherits from its project, its tenant and the tenant's plan."""
 
     cache_salt: bytes
     project_limits: ratelimit_pb2.Limits
     tenant_limits: ratelimit_pb2.Limits
+    plan: billing_pb2.Plan = field(default_factory=billing_pb2.Plan)
+    model_limits: tuple[billing_pb2.ModelLimits, ...] = ()
+    is_prepaid: bool = False
+    is_suspended: bool = False
+    credits_nano_usd: int = 0
 
 
-def check_usable(key: billing_pb2.Key, now_unix_s: float) -> None:
+def check_usable(key: billing_pb2.Key, owner: KeyOwner, now_unix_s: float) -> None:
     """Check that a known key still opens the door.
 
     Raises:
-        KeyRevoked: it was revoked or has expired.
+        KeyRevoked: it was revoked or has expired, or its tenant is suspended.
     """
     if key.revoked_unix_s:
         raise KeyRevoked("This API key was revoked.")
     if key.expires_unix_s and now_unix_s >= key.expires_unix_s:
         raise KeyRevoked("This API key has expired.")
+    if owner.is_suspended:
+        raise KeyRevoked("This account is suspended.")
 
 
 def principal(key: billing_pb2.Key, owner: KeyOwner, revision: int) -> billing_pb2.Principal:
-    """Say whom a key stands for. Levels without limits have no scope."""
+    """Say whom a key stands for. Levels without limits have no scope.
+
+    A limit that a key or tenant does not set comes from the plan. A prepaid tenant's balance is
+    its total budget: all credits, against all that was ever spent or is held.
+    """
+    plan = owner.plan
+    tenant_limits = _filled(owner.tenant_limits, plan.tenant_limits)
+    is_prepaid = owner.is_prepaid or plan.prepaid
+    if is_prepaid:
+        tenant_limits.total_budget_nano_usd = max(0, owner.credits_nano_usd)
     scopes = (
-        (ratelimit_pb2.LEVEL_KEY, key.key_id, key.limits),
+        (ratelimit_pb2.LEVEL_KEY, key.key_id, _filled(key.limits, plan.key_limits)),
         (ratelimit_pb2.LEVEL_PROJECT, key.project_id, owner.project_limits),
-        (ratelimit_pb2.LEVEL_TENANT, key.tenant_id, owner.tenant_limits),
+        (ratelimit_pb2.LEVEL_TENANT, key.tenant_id, tenant_limits),
     )
     return billing_pb2.Principal(
         tenant_id=key.tenant_id,
         project_id=key.project_id,
         key_id=key.key_id,
         scopes=key.scopes,
-        allowed_models=key.allowed_models,
+        allowed_models=key.allowed_models or plan.allowed_models,
         limits=[
             ratelimit_pb2.Scope(level=level, scope_id=scope_id, limits=limits)
             for level, scope_id, limits in scopes
@@ -186,14 +165,60 @@ def principal(key: billing_pb2.Key, owner: KeyOwner, revision: int) -> billing_p
         guard_fail_open=key.guard_fail_open,
         cache_salt=owner.cache_salt,
         expires_unix_s=key.expires_unix_s,
-        priority=key.priority or types_pb2.PRIORITY_STANDARD,
-        prepaid=key.prepaid,
-        counts_cached_input=key.counts_cached_input,
+        priority=key.priority or plan.priority or types_pb2.PRIORITY_STANDARD,
+        prepaid=key.prepaid or is_prepaid,
+        counts_cached_input=key.counts_cached_input or plan.counts_cached_input,
         revision=revision,
+        model_limits=_model_limits(owner),
     )
 
 
-def _check_text(text: str, max_chars: int, param: str) -> None:
+def _filled(own: ratelimit_pb2.Limits, plan: ratelimit_pb2.Limits) -> ratelimit_pb2.Limits:
+    result = ratelimit_pb2.Limits()
+    result.CopyFrom(plan)
+    result.MergeFrom(own)
+    return result
+
+
+def _model_limits(owner: KeyOwner) -> list[billing_pb2.ModelLimits]:
+    by_model = {it.model: it for it in owner.plan.model_limits}
+    by_model |= {it.model: it for it in owner.model_limits}
+    return [by_model[model] for model in sorted(by_model)]
+
+
+def check_slug(value: str, param: str) -> None:
+    """Raise unless *value* is a short name.
+
+    Raises:
+        InvalidRequest: it is not.
+    """
+    if not is_slug(value):
+        raise InvalidRequest(
+            f"{param} must be 1 to 64 of a-z, 0-9, '-' and '_', and start with a letter or digit.",
+            param=param,
+        )
+
+
+def check_limits(limits: ratelimit_pb2.Limits, param: str) -> None:
+    """Check that the limiter can count so far.
+
+    Raises:
+        InvalidRequest: it cannot.
+    """
+    for descriptor, value in limits.ListFields():
+        if value > MAX_LIMIT:
+            raise InvalidRequest(
+                f"{descriptor.name} must not exceed {MAX_LIMIT}.",
+                param=f"{param}.{descriptor.name}",
+            )
+
+
+def check_text(text: str, max_chars: int, param: str) -> None:
+    """Raise unless *text* is short and printable.
+
+    Raises:
+        InvalidRequest: it is not.
+    """
     if not is_clean_text(text, max_chars):
         raise InvalidRequest(
             f"{param} must have at most {max_chars} characters and no control characters.",
@@ -201,11 +226,16 @@ def _check_text(text: str, max_chars: int, param: str) -> None:
         )
 
 
-def _check_list(values: object, max_items: int, max_chars: int, param: str) -> None:
-    items = list(values)  # type: ignore[call-overload]  # protobuf's repeated field
+def check_list(values: Iterable[str], max_items: int, max_chars: int, param: str) -> None:
+    """Raise unless *values* are few, short, printable and not empty.
+
+    Raises:
+        InvalidRequest: they are not.
+    """
+    items = list(values)
     if len(items) > max_items:
         raise InvalidRequest(f"{param} may hold at most {max_items} items.", param=param)
     for item in items:
         if not item:
             raise InvalidRequest(f"{param} must not hold empty items.", param=param)
-        _check_text(item, max_chars, param)
+        check_text(item, max_chars, param)

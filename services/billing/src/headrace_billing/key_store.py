@@ -1,7 +1,8 @@
-"""Tenants and keys in SQL. Every change takes the next revision, in the order of commits."""
+"""Keys in SQL. Every change takes the next revision, in the order of commits."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,30 +10,27 @@ from google.protobuf import json_format
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from headrace_billing import schema
+from headrace_billing.audit import Stamp, write_audit
+from headrace_billing.credit_store import credits_of
 from headrace_billing.key_rules import (
     DEFAULT_PROJECT,
+    MAX_OVERLAP_S,
     KeyOwner,
     check_changeable,
     check_key,
-    check_tenant,
     hash_api_key,
     is_clean_text,
     new_api_key,
-    new_cache_salt,
     new_key_id,
     prefix_of,
 )
-from headrace_common.database import insert_new
-from headrace_common.errors import NotFound
-from headrace_contracts.billing.v1.billing_pb2 import CreateKeyResponse, Key, Tenant
+from headrace_billing.revisions import bump_revision, current_revision
+from headrace_billing.tenant_store import ensure_project, ensure_tenant, to_json
+from headrace_common.errors import InvalidRequest, NotFound
+from headrace_contracts.billing.v1.billing_pb2 import CreateKeyResponse, Key, Plan, Tenant
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Limits
 
-_keys, _tenants, _projects, _meta = (
-    schema.api_keys,
-    schema.tenants,
-    schema.projects,
-    schema.meta,
-)
+_keys, _tenants, _projects = schema.api_keys, schema.tenants, schema.projects
 # Kept in columns, so not in the record.
 _COLUMNS = (
     "key_id",
@@ -41,8 +39,9 @@ _COLUMNS = (
     "created_unix_s",
     "revoked_unix_s",
     "last_used_unix_s",
+    "overlap_until_unix_s",
 )
-_CHANGEABLE = (
+CHANGEABLE = (
     "name",
     "allowed_models",
     "limits",
@@ -51,6 +50,8 @@ _CHANGEABLE = (
     "guard_fail_open",
     "expires_unix_s",
 )
+# Only when named.
+_CHANGEABLE_BY_NAME = ("scopes", "priority", "prepaid", "counts_cached_input")
 
 
 @dataclass(frozen=True)
@@ -62,55 +63,21 @@ class KnownKey:
     revision: int
 
 
-@dataclass(frozen=True)
-class Changes:
-    """What happened since a revision."""
-
-    revision: int
-    key_ids: tuple[str, ...]
-    prices: bool
-
-
-def ensure_tenant(connection: Connection, tenant_id: str, name: str, now_unix_s: int) -> Tenant:
-    """Create a tenant with its default project, or return the one there is.
-
-    Raises:
-        InvalidRequest: a field breaks its rule.
-    """
-    check_tenant(tenant_id, name)
-    row = {
-        "tenant_id": tenant_id,
-        "name": name or tenant_id,
-        "cache_salt": new_cache_salt(),
-        "limits": _to_json(Limits()),
-        "created_unix_s": now_unix_s,
-    }
-    if insert_new(connection, _tenants, [row]):
-        write_audit(connection, now_unix_s, "create_tenant", tenant_id, name)
-        _ensure_project(connection, tenant_id, DEFAULT_PROJECT, now_unix_s)
-    found = connection.execute(select(_tenants).where(_tenants.c.tenant_id == tenant_id)).one()
-    return _tenant(found)
-
-
-def list_tenants(connection: Connection) -> list[Tenant]:
-    """All tenants, by id."""
-    return [_tenant(row) for row in connection.execute(select(_tenants).order_by("tenant_id"))]
-
-
-def create_key(connection: Connection, wanted: Key, now_unix_s: int) -> CreateKeyResponse:
+def create_key(connection: Connection, wanted: Key, by: Stamp) -> CreateKeyResponse:
     """Draw a key and store its hash.
 
     Raises:
         InvalidRequest: a field breaks its rule.
     """
     check_key(wanted)
-    ensure_tenant(connection, wanted.tenant_id, "", now_unix_s)
+    ensure_tenant(connection, wanted.tenant_id, "", by)
     api_key, key = new_api_key(), Key()
     key.CopyFrom(wanted)
     key.key_id, key.prefix = new_key_id(), prefix_of(api_key)
     key.project_id = wanted.project_id or DEFAULT_PROJECT
-    key.created_unix_s, key.revoked_unix_s, key.last_used_unix_s = now_unix_s, 0, 0
-    _ensure_project(connection, key.tenant_id, key.project_id, now_unix_s)
+    key.created_unix_s, key.revoked_unix_s, key.last_used_unix_s = by.unix_s, 0, 0
+    key.overlap_until_unix_s = 0
+    ensure_project(connection, key.tenant_id, key.project_id, by)
     connection.execute(
         insert(_keys),
         {
@@ -120,7 +87,7 @@ def create_key(connection: Connection, wanted: Key, now_unix_s: int) -> CreateKe
             "revision": bump_revision(connection),
         },
     )
-    write_audit(connection, now_unix_s, "create_key", key.key_id, _record(key))
+    write_audit(connection, by, "create_key", key.key_id, _record(key))
     return CreateKeyResponse(api_key=api_key, key=key)
 
 
@@ -132,7 +99,7 @@ def list_keys(connection: Connection, tenant_id: str) -> list[Key]:
     return [_key(row) for row in connection.execute(query)]
 
 
-def revoke_key(connection: Connection, key_id: str, now_unix_s: int) -> Key:
+def revoke_key(connection: Connection, key_id: str, by: Stamp) -> Key:
     """End a key for ever. A second time changes nothing.
 
     Raises:
@@ -142,46 +109,86 @@ def revoke_key(connection: Connection, key_id: str, now_unix_s: int) -> Key:
     key = _find(connection, key_id)
     if key.revoked_unix_s:
         return key
-    key.revoked_unix_s = now_unix_s
+    key.revoked_unix_s = by.unix_s
     connection.execute(
         update(_keys)
         .where(_keys.c.key_id == key_id)
-        .values(revoked_unix_s=now_unix_s, revision=revision)
+        .values(revoked_unix_s=by.unix_s, revision=revision)
     )
-    write_audit(connection, now_unix_s, "revoke_key", key_id, "")
+    write_audit(connection, by, "revoke_key", key_id, "")
     return key
 
 
-def update_key(connection: Connection, wanted: Key, now_unix_s: int) -> Key:
-    """Replace what `UpdateKey` may replace.
+def update_key(connection: Connection, wanted: Key, by: Stamp, fields: Sequence[str] = ()) -> Key:
+    """Replace what `UpdateKey` may replace: the named fields, or all that it replaces unnamed.
 
     Raises:
-        InvalidRequest: a field breaks its rule.
+        InvalidRequest: a field breaks its rule, or cannot be changed.
         NotFound: no such key.
     """
+    allowed = (*CHANGEABLE, *_CHANGEABLE_BY_NAME)
+    if unknown := sorted(set(fields) - set(allowed)):
+        raise InvalidRequest(f"Cannot be changed: {', '.join(unknown)}.", param="fields")
     check_changeable(wanted)
     revision = bump_revision(connection)
     key = _find(connection, wanted.key_id)
-    for name in _CHANGEABLE:
-        key.ClearField(name)  # type: ignore[arg-type]  # a name of the tuple above
-    key.MergeFrom(Key(**{name: getattr(wanted, name) for name in _CHANGEABLE}))
-    connection.execute(
-        update(_keys)
-        .where(_keys.c.key_id == key.key_id)
-        .values(record=_record(key), revision=revision)
-    )
-    write_audit(connection, now_unix_s, "update_key", key.key_id, _record(key))
+    for name in fields or CHANGEABLE:
+        key.ClearField(name)  # type: ignore[arg-type]  # a name of the tuples above
+        key.MergeFrom(Key(**{name: getattr(wanted, name)}))
+    _write(connection, key, revision)
+    write_audit(connection, by, "update_key", key.key_id, _record(key))
     return key
 
 
-def find_by_hash(connection: Connection, key_sha256: bytes) -> KnownKey | None:
-    """Return the key with this hash and what it inherits."""
+def set_key_limits(connection: Connection, key_id: str, limits: Limits, by: Stamp) -> int:
+    """Replace the limits of a key; return the revision.
+
+    Raises:
+        NotFound: no such key.
+    """
+    update_key(connection, Key(key_id=key_id, limits=limits), by, ("limits",))
+    return current_revision(connection)
+
+
+def rotate_key(connection: Connection, key_id: str, overlap_s: int, by: Stamp) -> CreateKeyResponse:
+    """Draw a new secret for a key; the one before opens the door for *overlap_s* longer.
+
+    Raises:
+        InvalidRequest: the key is revoked, or the overlap is too long.
+        NotFound: no such key.
+    """
+    if overlap_s > MAX_OVERLAP_S:
+        raise InvalidRequest(f"overlap_s must not exceed {MAX_OVERLAP_S}.", param="overlap_s")
+    revision = bump_revision(connection)
+    key = _find(connection, key_id)
+    if key.revoked_unix_s:
+        raise InvalidRequest("A revoked key cannot be rotated.", param="key_id")
+    api_key = new_api_key()
+    key.prefix, key.overlap_until_unix_s = prefix_of(api_key), by.unix_s + overlap_s
+    connection.execute(
+        update(_keys)
+        .where(_keys.c.key_id == key_id)
+        .values(
+            old_key_sha256=_keys.c.key_sha256 if overlap_s else None,
+            key_sha256=hash_api_key(api_key),
+            overlap_until_unix_s=key.overlap_until_unix_s,
+        )
+    )
+    _write(connection, key, revision)
+    write_audit(connection, by, "rotate_key", key_id, f"overlap {overlap_s} s")
+    return CreateKeyResponse(api_key=api_key, key=key)
+
+
+def find_by_hash(connection: Connection, key_sha256: bytes, now_unix_s: float) -> KnownKey | None:
+    """Return the key with this hash and what it inherits. An old secret ends with its overlap."""
     query = (
         select(
             _keys,
             _tenants.c.cache_salt,
             _tenants.c.limits.label("tenant_limits"),
+            _tenants.c.record.label("tenant_record"),
             _projects.c.limits.label("project_limits"),
+            schema.plans.c.record.label("plan_record"),
         )
         .join(_tenants, _tenants.c.tenant_id == _keys.c.tenant_id)
         .join(
@@ -189,17 +196,31 @@ def find_by_hash(connection: Connection, key_sha256: bytes) -> KnownKey | None:
             (_projects.c.tenant_id == _keys.c.tenant_id)
             & (_projects.c.project_id == _keys.c.project_id),
         )
-        .where(_keys.c.key_sha256 == key_sha256)
+        .outerjoin(schema.plans, schema.plans.c.plan_id == _tenants.c.plan_id)
+        .where((_keys.c.key_sha256 == key_sha256) | (_keys.c.old_key_sha256 == key_sha256))
     )
     row = connection.execute(query).one_or_none()
     if row is None:
         return None
+    is_old = row.key_sha256 != key_sha256
+    if is_old and now_unix_s >= row.overlap_until_unix_s:
+        return None
+    tenant: Tenant = json_format.Parse(row.tenant_record, Tenant(), ignore_unknown_fields=True)
     owner = KeyOwner(
         cache_salt=row.cache_salt,
         project_limits=json_format.Parse(row.project_limits, Limits()),
         tenant_limits=json_format.Parse(row.tenant_limits, Limits()),
+        plan=json_format.Parse(row.plan_record or "{}", Plan(), ignore_unknown_fields=True),
+        model_limits=tuple(tenant.model_limits),
+        is_prepaid=tenant.prepaid,
+        is_suspended=tenant.suspended,
+        credits_nano_usd=credits_of(connection, row.tenant_id),
     )
-    return KnownKey(_key(row), owner, row.revision)
+    key = _key(row)
+    if is_old:
+        ends = key.expires_unix_s or key.overlap_until_unix_s
+        key.expires_unix_s = min(ends, key.overlap_until_unix_s)
+    return KnownKey(key, owner, row.revision)
 
 
 def write_last_used(connection: Connection, used_unix_s: dict[str, int]) -> None:
@@ -216,51 +237,6 @@ def write_last_used(connection: Connection, used_unix_s: dict[str, int]) -> None
     connection.execute(newer, rows)
 
 
-def changes_since(connection: Connection, revision: int) -> Changes:
-    """Tell what has changed after *revision*."""
-    counters = dict(connection.execute(select(_meta.c.name, _meta.c.value)).all())
-    if counters["revision"] == revision:
-        return Changes(revision, (), prices=False)
-    key_ids = connection.execute(
-        select(_keys.c.key_id).where(_keys.c.revision > revision).order_by(_keys.c.revision)
-    ).scalars()
-    return Changes(counters["revision"], tuple(key_ids), prices=counters["prices"] > revision)
-
-
-def bump_revision(connection: Connection, *, also: str | None = None) -> int:
-    """Take the next revision; *also* names a counter that is set to it.
-
-    The row stays locked until the transaction ends, so revisions appear in the order of commits.
-    """
-    following = update(_meta).where(_meta.c.name == "revision").values(value=_meta.c.value + 1)
-    revision: int = connection.execute(following.returning(_meta.c.value)).scalar_one()
-    if also is not None:
-        connection.execute(update(_meta).where(_meta.c.name == also).values(value=revision))
-    return revision
-
-
-def write_audit(
-    connection: Connection, now_unix_s: int, action: str, subject: str, detail: str
-) -> None:
-    """Write down who is changed and how."""
-    connection.execute(
-        insert(schema.audit),
-        {"at_unix_s": now_unix_s, "action": action, "subject": subject, "detail": detail},
-    )
-
-
-def _ensure_project(
-    connection: Connection, tenant_id: str, project_id: str, now_unix_s: int
-) -> None:
-    row = {
-        "tenant_id": tenant_id,
-        "project_id": project_id,
-        "limits": _to_json(Limits()),
-        "created_unix_s": now_unix_s,
-    }
-    insert_new(connection, _projects, [row])
-
-
 def _find(connection: Connection, key_id: str) -> Key:
     query = select(_keys).where(_keys.c.key_id == key_id)
     row = connection.execute(query).one_or_none() if is_clean_text(key_id, 128) else None
@@ -269,23 +245,23 @@ def _find(connection: Connection, key_id: str) -> Key:
     return _key(row)
 
 
+def _write(connection: Connection, key: Key, revision: int) -> None:
+    connection.execute(
+        update(_keys)
+        .where(_keys.c.key_id == key.key_id)
+        .values(record=_record(key), revision=revision)
+    )
+
+
 def _record(key: Key) -> str:
     record = Key()
     record.CopyFrom(key)
     for name in _COLUMNS:
         record.ClearField(name)  # type: ignore[arg-type]  # a name of the tuple above
-    return _to_json(record)
-
-
-def _to_json(message: Key | Limits) -> str:
-    return json_format.MessageToJson(message, preserving_proto_field_name=True, indent=None)
+    return to_json(record)
 
 
 def _key(row: Row[Any]) -> Key:  # Any: columns of api_keys
     key: Key = json_format.Parse(row.record, Key(), ignore_unknown_fields=True)
     key.MergeFrom(Key(**{name: getattr(row, name) for name in _COLUMNS}))
     return key
-
-
-def _tenant(row: Row[Any]) -> Tenant:  # Any: columns of tenants
-    return Tenant(tenant_id=row.tenant_id, name=row.name, created_unix_s=row.created_unix_s)

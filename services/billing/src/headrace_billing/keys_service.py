@@ -72,11 +72,12 @@ class KeysService:
         """
         if len(request.key_sha256) != HASH_BYTES:
             raise InvalidRequest("key_sha256 must have 32 bytes.", param="key_sha256")
-        known = await self._database.read(lambda it: find_by_hash(it, request.key_sha256))
+        now_unix_s = self._clock.unix_s()
+        digest = request.key_sha256
+        known = await self._database.read(lambda it: find_by_hash(it, digest, now_unix_s))
         if known is None:
             raise UnknownKey("This API key is not known.")
-        now_unix_s = self._clock.unix_s()
-        check_usable(known.key, now_unix_s)
+        check_usable(known.key, known.owner, now_unix_s)
         self._last_used.note(known.key.key_id, now_unix_s)
         return principal(known.key, known.owner, known.revision)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from headrace_billing.daily import DailySums
 from headrace_billing.key_rules import is_clean_text
 from headrace_billing.prices import (
     Amounts,
@@ -71,6 +72,8 @@ class Booking:
     event: UsageEvent
     # None for OPENED.
     entry: Entry | None
+    # By class of tokens; all 0 while it is open.
+    amounts: Amounts
     # The gateway computed another amount than the ledger.
     is_mismatch: bool = False
 
@@ -102,10 +105,10 @@ def book(event: UsageEvent, prices: PriceBook, witness: TokenUsage | None = None
         booked.estimated = False
     amounts = _price(booked, prices)
     if event.kind == OPENED:
-        return Booking(booked, None)
+        return Booking(booked, None, amounts)
     entry = _entry(booked, amounts)
     mismatch = not is_swept and event.amount_nano_usd != entry.amount_nano_usd
-    return Booking(booked, entry, mismatch)
+    return Booking(booked, entry, amounts, mismatch)
 
 
 def check_event(event: UsageEvent) -> None:
@@ -122,7 +125,7 @@ def check_event(event: UsageEvent) -> None:
     for name in ("request_id", "tenant_id", "project_id", "key_id", "model"):
         if not is_clean_text(getattr(event, name), _MAX_ID_CHARS):
             raise BadEventError(f"{name} is too long or holds control characters")
-    for name in ("occurred_unix_us", "deadline_unix_us"):
+    for name in ("occurred_unix_us", "deadline_unix_us", "admitted_unix_us"):
         if getattr(event, name) > MAX_UNIX_US:
             raise BadEventError(f"{name} lies after the year 9999")
     if not _is_consistent(event.usage):
@@ -151,6 +154,7 @@ def swept(opened: UsageEvent, now_unix_us: int) -> UsageEvent:
         price_version=opened.price_version,
         price_tier=opened.price_tier,
         occurred_unix_us=now_unix_us,
+        admitted_unix_us=opened.admitted_unix_us or opened.occurred_unix_us,
         ending=usage_pb2.ENDING_SWEPT,
         estimated=True,
         duration_s=max(0, now_unix_us - opened.occurred_unix_us) / 1e6,
@@ -162,8 +166,11 @@ def swept(opened: UsageEvent, now_unix_us: int) -> UsageEvent:
 def admitted_unix_s(event: UsageEvent) -> int:
     """Return when the request was admitted, which is when its price was fixed.
 
-    A CLOSED says it by its own time and duration, so that booking needs no other event.
+    A CLOSED that does not say it says it by its own time and duration: booking needs no other
+    event.
     """
+    if event.admitted_unix_us:
+        return event.admitted_unix_us // 1_000_000
     admitted_us = event.occurred_unix_us
     if event.kind == CLOSED and 0 < event.duration_s * 1e6 < event.occurred_unix_us:
         admitted_us -= round(event.duration_s * 1e6)
@@ -178,6 +185,7 @@ class Recount:
     balances: dict[str, int] = field(default_factory=dict)
     entries: dict[str, Entry] = field(default_factory=dict)
     opened: set[str] = field(default_factory=set)
+    days: DailySums = field(default_factory=DailySums)
 
     def add(self, event: UsageEvent) -> Booking:
         """Book one more event.
@@ -190,6 +198,7 @@ class Recount:
             self.opened.add(event.request_id)
             return booking
         self.entries[event.request_id] = booking.entry
+        self.days.add(event, admitted_unix_s(event), booking.amounts)
         for posting in booking.entry.postings:
             before = self.balances.get(posting.account, 0)
             self.balances[posting.account] = before + posting.amount_nano_usd
@@ -212,7 +221,11 @@ def _is_consistent(usage: TokenUsage) -> bool:
 def _price(event: UsageEvent, prices: PriceBook) -> Amounts:
     try:
         row = prices.find(
-            event.model, event.price_tier, event.price_version, admitted_unix_s(event)
+            event.model,
+            event.price_tier,
+            event.price_version,
+            admitted_unix_s(event),
+            event.usage.prompt_tokens,
         )
     except NoPriceError as error:
         raise BadEventError(str(error)) from error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from headrace_billing import spend_store, usage_store, verify
+from google.protobuf.message import Message
+
+from headrace_billing import spend_store, usage_store, usage_sums, verify
 from headrace_billing.store import Database
 from headrace_common.errors import InvalidRequest
 from headrace_common.rpc import Call
@@ -21,8 +23,7 @@ class LedgerService:
         """Usage per request, by request id; the total is over all pages."""
         if not (request.key_id or request.tenant_id or request.request_id):
             raise InvalidRequest("Name a key_id, a tenant_id or a request_id.")
-        if any("\x00" in value for _, value in request.ListFields() if isinstance(value, str)):
-            raise InvalidRequest("Ids hold no NUL characters.")
+        _check_ids(request)
         return await self._database.read(lambda it: usage_store.list_usage(it, request))
 
     async def FindMissing(  # noqa: N802 - contract name
@@ -42,6 +43,16 @@ class LedgerService:
         spends = await self._database.read(lambda it: spend_store.get_spends(it, request))
         return pb.GetSpendResponse(spends=spends)
 
+    async def SumUsage(self, request: pb.SumUsageRequest, _call: Call) -> pb.SumUsageResponse:  # noqa: N802 - contract name
+        """Usage by day, summed by what is asked for."""
+        _check_ids(request)
+        return await self._database.read(lambda it: usage_sums.sum_usage(it, request))
+
     async def Verify(self, _request: pb.VerifyRequest, _call: Call) -> pb.VerifyResponse:  # noqa: N802 - contract name
         """Recount everything from the events and compare."""
         return await self._database.read(verify.verify)
+
+
+def _check_ids(request: Message) -> None:
+    if any("\x00" in value for _, value in request.ListFields() if isinstance(value, str)):
+        raise InvalidRequest("Ids hold no NUL characters.")

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from headrace_billing.key_rules import check_price
+from headrace_billing.price_rules import check_price, place_of
 from headrace_common.errors import InvalidRequest
 from headrace_contracts.billing.v1.billing_pb2 import Price
 from headrace_contracts.usage.v1.usage_pb2 import PriceTier
@@ -19,7 +19,15 @@ _REQUIRED = (
     "cache_write_nano_usd",
     "output_nano_usd",
 )
-_OPTIONAL = ("tier", "effective_from_unix_s", "effective_to_unix_s")
+_OPTIONAL = (
+    "tier",
+    "effective_from_unix_s",
+    "effective_to_unix_s",
+    "from_prompt_tokens",
+    "window_from_minute",
+    "window_to_minute",
+    "window_weekdays",
+)
 _TIERS = {"standard": 1, "batch": 2, "priority": 3}
 
 
@@ -46,7 +54,7 @@ def load_prices(path: Path) -> list[Price]:
             prices.append(_price(row))
         except (InvalidRequest, ValueError, TypeError) as error:
             raise PriceFileError(f"{path}: price {number}: {error}") from error
-    names = [(price.model, price.tier, price.effective_from_unix_s) for price in prices]
+    names = [place_of(price) for price in prices]
     if twice := {name for name in names if names.count(name) > 1}:
         raise PriceFileError(f"{path}: given twice: {sorted(twice)}")
     if not any(price.model == "default" and price.tier == _TIERS["standard"] for price in prices):

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, func, insert, select
 
 from headrace_billing import schema
-from headrace_billing.key_rules import check_price, normalised_price
-from headrace_billing.key_store import bump_revision, write_audit
+from headrace_billing.audit import Stamp, write_audit
+from headrace_billing.price_rules import check_price, normalised_price
 from headrace_billing.prices import PriceBook, PriceRow
+from headrace_billing.revisions import bump_revision
 from headrace_contracts.billing.v1.billing_pb2 import Price
 
 
@@ -26,19 +27,17 @@ def newest_version(connection: Connection) -> int:
     return connection.execute(select(func.max(schema.prices.c.version))).scalar() or 0
 
 
-def seed_prices(connection: Connection, prices: Sequence[Price], now_unix_s: int) -> bool:
+def seed_prices(connection: Connection, prices: Sequence[Price], by: Stamp) -> bool:
     """Fill an empty price table; False = it was not empty."""
     if newest_version(connection):
         return False
     revision = bump_revision(connection, also="prices")
     connection.execute(insert(schema.prices), [_row(normalised_price(it, 1)) for it in prices])
-    write_audit(
-        connection, now_unix_s, "seed_prices", f"revision {revision}", f"{len(prices)} rows"
-    )
+    write_audit(connection, by, "seed_prices", f"revision {revision}", f"{len(prices)} rows")
     return True
 
 
-def add_price(connection: Connection, price: Price, now_unix_s: int) -> None:
+def add_price(connection: Connection, price: Price, by: Stamp) -> None:
     """Add a price under a new version of the table.
 
     Raises:
@@ -50,8 +49,8 @@ def add_price(connection: Connection, price: Price, now_unix_s: int) -> None:
     new = normalised_price(price, newest_version(connection) + 1)
     connection.execute(insert(schema.prices), [_row(new)])
     detail = ", ".join(f"{name} {value}" for name, value in _row(new).items())
-    write_audit(connection, now_unix_s, "set_price", price.model, detail)
+    write_audit(connection, by, "set_price", price.model, detail)
 
 
-def _row(price: Price) -> dict[str, str | int]:
+def _row(price: Price) -> dict[str, str | int | bool]:
     return {column.name: getattr(price, column.name) for column in schema.prices.c}

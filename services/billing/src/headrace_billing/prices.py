@@ -1,15 +1,19 @@
 """What a request costs: pure integer arithmetic over immutable price rows.
 
 Every row carries the version of the price table that brought it. A request is priced by the table
-as it was when the request was admitted: rows of later versions are not seen, of the others the
-newest that was in effect at that moment wins. A price set today never touches a request under way.
+as it was when the request was admitted: rows of later versions are not seen. A price set today
+never touches a request under way.
 
 Choice of the row, first match wins: (model, tier), (model, standard), ("default", tier),
-("default", standard).
+("default", standard). Among the rows of one such name those are looked at that are in effect at the
+moment of admission, whose window of the day holds it and whose context tier the prompt reaches; the
+highest context tier wins, then a row with a window over one without, then the newest version. A
+withdrawn row takes its place (context tier and window) out of the choice.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -45,12 +49,28 @@ class PriceRow:
     cache_write_nano_usd: int
     output_nano_usd: int
     version: int
+    # Only for prompts of at least so many tokens.
+    from_prompt_tokens: int = 0
+    # Window of the day, UTC, [from, to); both 0 = the whole day; from > to = over midnight.
+    window_from_minute: int = 0
+    window_to_minute: int = 0
+    # Days on which the window begins, bit 0 = Monday; 0 = every day.
+    window_weekdays: int = 0
+    # No price in this place from this version on.
+    withdrawn: bool = False
+
+    @property
+    def window(self) -> tuple[int, int, int]:
+        """The window of the day."""
+        return (self.window_from_minute, self.window_to_minute, self.window_weekdays)
 
     def in_effect(self, at_unix_s: int) -> bool:
-        """Tell whether the row holds at *at_unix_s*."""
+        """Tell whether the row holds at *at_unix_s*, its window of the day included."""
         if at_unix_s < self.effective_from_unix_s:
             return False
-        return self.effective_to_unix_s == 0 or at_unix_s < self.effective_to_unix_s
+        if 0 < self.effective_to_unix_s <= at_unix_s:
+            return False
+        return _in_window(at_unix_s, *self.window)
 
 
 @dataclass(frozen=True)
@@ -126,7 +146,9 @@ class PriceBook:
         """The newest version; 0 = no prices at all."""
         return self.rows[-1].version if self.rows else 0
 
-    def find(self, model: str, tier: int, version: int, at_unix_s: int) -> PriceRow:
+    def find(
+        self, model: str, tier: int, version: int, at_unix_s: int, prompt_tokens: int = 0
+    ) -> PriceRow:
         """Return the row that prices a request admitted at *at_unix_s* under table *version*.
 
         Raises:
@@ -135,25 +157,49 @@ class PriceBook:
         tier = standard_tier(tier)
         for name in (model, DEFAULT_MODEL):
             for wanted in (tier, STANDARD):
-                for row in reversed(self._by_name.get((name, wanted), [])):
-                    if row.version <= version and row.in_effect(at_unix_s):
-                        return row
+                rows = self._by_name.get((name, wanted), [])
+                found = _choose(rows, version, at_unix_s, prompt_tokens)
+                if found is not None:
+                    return found
         raise NoPriceError(f"no price for model {model!r} in version {version} at {at_unix_s}")
+
+
+def _choose(
+    rows: Iterable[PriceRow], version: int, at_unix_s: int, prompt_tokens: int
+) -> PriceRow | None:
+    newest: dict[tuple[int, tuple[int, int, int]], PriceRow] = {}
+    for row in rows:
+        if (
+            row.version <= version
+            and row.from_prompt_tokens <= prompt_tokens
+            and row.in_effect(at_unix_s)
+        ):
+            # Rows come in order of version, so the newest of a place stays.
+            newest[row.from_prompt_tokens, row.window] = row
+    return max(
+        (row for row in newest.values() if not row.withdrawn),
+        key=lambda row: (row.from_prompt_tokens, any(row.window), row.version),
+        default=None,
+    )
+
+
+def _in_window(at_unix_s: int, from_minute: int, to_minute: int, weekdays: int) -> bool:
+    # Day 0 of Unix time was a Thursday.
+    weekday, minute = (at_unix_s // 86_400 + 3) % 7, at_unix_s % 86_400 // 60
+    if from_minute > to_minute:
+        if minute < to_minute:
+            weekday = (weekday - 1) % 7
+        elif minute < from_minute:
+            return False
+    elif to_minute and not from_minute <= minute < to_minute:
+        return False
+    return weekdays == 0 or bool(weekdays >> weekday & 1)
 
 
 def row_to_proto(row: PriceRow) -> billing_pb2.Price:
     """Render a row as its contract message."""
-    return billing_pb2.Price(
-        model=row.model,
-        tier=usage_pb2.PriceTier.ValueType(row.tier),
-        effective_from_unix_s=row.effective_from_unix_s,
-        effective_to_unix_s=row.effective_to_unix_s,
-        input_nano_usd=row.input_nano_usd,
-        cached_input_nano_usd=row.cached_input_nano_usd,
-        cache_write_nano_usd=row.cache_write_nano_usd,
-        output_nano_usd=row.output_nano_usd,
-        version=row.version,
-    )
+    fields = dataclasses.asdict(row)
+    return billing_pb2.Price(**{**fields, "tier": usage_pb2.PriceTier.ValueType(row.tier)})
 
 
 def table_to_proto(book: PriceBook) -> billing_pb2.PriceTable:

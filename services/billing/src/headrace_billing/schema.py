@@ -1,14 +1,16 @@
 """The tables, as the migrations leave them (a test compares the two).
 
 Times are whole Unix seconds or microseconds, money is whole nano-USD, contracts are kept as their
-own bytes. `usage_events`, `entries`, `postings` and `prices` are append-only: triggers refuse
-anything else.
+own bytes. `APPEND_ONLY` tables take new rows only: triggers refuse anything else.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     ForeignKey,
     Index,
@@ -17,9 +19,20 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    UniqueConstraint,
 )
 
 metadata = MetaData()
+APPEND_ONLY = (
+    "usage_events",
+    "entries",
+    "postings",
+    "prices",
+    "audit",
+    "journal",
+    "journal_postings",
+    "invoices",
+)
 # SQLite numbers rows by itself only in a column of type INTEGER.
 _RowId = BigInteger().with_variant(Integer, "sqlite")
 
@@ -40,6 +53,18 @@ tenants = Table(
     # ratelimit.v1.Limits as JSON.
     Column("limits", Text, nullable=False),
     Column("created_unix_s", BigInteger, nullable=False),
+    Column("plan_id", Text, nullable=False, server_default=""),
+    # billing.v1.Tenant as JSON, but for what has a column here.
+    Column("record", Text, nullable=False, server_default="{}"),
+)
+
+plans = Table(
+    "plans",
+    metadata,
+    Column("plan_id", Text, primary_key=True),
+    # billing.v1.Plan as JSON.
+    Column("record", Text, nullable=False),
+    Column("created_unix_s", BigInteger, nullable=False),
 )
 
 projects = Table(
@@ -49,6 +74,7 @@ projects = Table(
     Column("project_id", Text, primary_key=True),
     Column("limits", Text, nullable=False),
     Column("created_unix_s", BigInteger, nullable=False),
+    Column("name", Text, nullable=False, server_default=""),
 )
 
 api_keys = Table(
@@ -64,6 +90,9 @@ api_keys = Table(
     Column("revoked_unix_s", BigInteger, nullable=False),
     Column("last_used_unix_s", BigInteger, nullable=False),
     Column("revision", BigInteger, nullable=False, index=True),
+    # The secret before the last rotation, and until when it opens the door.
+    Column("old_key_sha256", LargeBinary, nullable=True, unique=True, index=True),
+    Column("overlap_until_unix_s", BigInteger, nullable=False, server_default="0"),
 )
 
 prices = Table(
@@ -73,11 +102,17 @@ prices = Table(
     Column("model", Text, primary_key=True),
     Column("tier", Integer, primary_key=True),
     Column("effective_from_unix_s", BigInteger, primary_key=True),
+    # Context tier, and window of the day: see prices.py.
+    Column("from_prompt_tokens", BigInteger, primary_key=True),
+    Column("window_from_minute", Integer, primary_key=True),
+    Column("window_to_minute", Integer, primary_key=True),
+    Column("window_weekdays", Integer, primary_key=True),
     Column("effective_to_unix_s", BigInteger, nullable=False),
     Column("input_nano_usd", BigInteger, nullable=False),
     Column("cached_input_nano_usd", BigInteger, nullable=False),
     Column("cache_write_nano_usd", BigInteger, nullable=False),
     Column("output_nano_usd", BigInteger, nullable=False),
+    Column("withdrawn", Boolean, nullable=False),
 )
 
 # Who changed what.
@@ -89,6 +124,20 @@ audit = Table(
     Column("action", Text, nullable=False),
     Column("subject", Text, nullable=False),
     Column("detail", Text, nullable=False),
+    # "operator" for calls from inside the fleet, else the id of the admin's key.
+    Column("actor", Text, nullable=False, server_default="operator"),
+)
+
+# Answers to writes that named an idempotency key, without secrets.
+idempotent_writes = Table(
+    "idempotent_writes",
+    metadata,
+    # SHA-256 over actor and idempotency key.
+    Column("write_sha256", LargeBinary, primary_key=True),
+    # SHA-256 over action and request: the same key for something else is refused.
+    Column("request_sha256", LargeBinary, nullable=False),
+    Column("answer", LargeBinary, nullable=False),
+    Column("at_unix_s", BigInteger, nullable=False),
 )
 
 usage_events = Table(
@@ -113,6 +162,12 @@ open_requests = Table(
     metadata,
     Column("request_id", Text, primary_key=True),
     Column("deadline_unix_us", BigInteger, nullable=False, index=True),
+    Column("tenant_id", Text, nullable=False, index=True),
+    Column("project_id", Text, nullable=False),
+    Column("key_id", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("hold_nano_usd", BigInteger, nullable=False),
+    Column("opened_unix_us", BigInteger, nullable=False),
 )
 
 # The primary key is the promise: one terminal entry per request.
@@ -141,6 +196,80 @@ balances = Table(
     Column("amount_nano_usd", BigInteger, nullable=False),
 )
 
+
+def _usage_columns() -> list[Column[Any]]:  # Any: text and numbers
+    """What daily sums are kept by (the key), and what is summed."""
+    return [
+        Column("tenant_id", Text, primary_key=True),
+        # First second of the day, UTC, on which the request was admitted.
+        Column("day_unix_s", BigInteger, primary_key=True),
+        Column("project_id", Text, primary_key=True),
+        Column("key_id", Text, primary_key=True),
+        Column("model", Text, primary_key=True),
+        Column("tier", Integer, primary_key=True),
+        Column("num_requests", BigInteger, nullable=False),
+        # Classes of tokens, disjoint.
+        Column("input_tokens", BigInteger, nullable=False),
+        Column("cached_input_tokens", BigInteger, nullable=False),
+        Column("cache_write_tokens", BigInteger, nullable=False),
+        Column("output_tokens", BigInteger, nullable=False),
+        Column("input_nano_usd", BigInteger, nullable=False),
+        Column("cached_input_nano_usd", BigInteger, nullable=False),
+        Column("cache_write_nano_usd", BigInteger, nullable=False),
+        Column("output_nano_usd", BigInteger, nullable=False),
+    ]
+
+
+# Derived: sums of closed requests.
+daily_usage = Table("daily_usage", metadata, *_usage_columns())
+
+# What invoices hold already, in the same terms: the difference is what the next one bills.
+invoiced_usage = Table("invoiced_usage", metadata, *_usage_columns())
+
+# Money that moves without a request: credits and corrections.
+journal = Table(
+    "journal",
+    metadata,
+    # "credit:<tenant>:<credit_id>".
+    Column("journal_id", Text, primary_key=True),
+    Column("tenant_id", Text, nullable=False, index=True),
+    # billing.v1.Credit.
+    Column("payload", LargeBinary, nullable=False),
+    Column("created_unix_s", BigInteger, nullable=False),
+)
+
+journal_postings = Table(
+    "journal_postings",
+    metadata,
+    Column("journal_id", Text, ForeignKey("journal.journal_id"), primary_key=True),
+    Column("account", Text, primary_key=True),
+    Column("amount_nano_usd", BigInteger, nullable=False),
+)
+
+invoices = Table(
+    "invoices",
+    metadata,
+    Column("invoice_id", Text, primary_key=True),
+    Column("tenant_id", Text, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    # The period, or "correction:<correction_id>": what makes issuing idempotent.
+    Column("slot", Text, nullable=False),
+    # Of a credit note, else empty.
+    Column("corrects_invoice_id", Text, nullable=False, index=True),
+    # billing.v1.Invoice.
+    Column("payload", LargeBinary, nullable=False),
+    UniqueConstraint("tenant_id", "number"),
+    UniqueConstraint("tenant_id", "slot"),
+)
+
+# Closed requests on their way to a metering service; 0 = not acknowledged yet.
+exports = Table(
+    "exports",
+    metadata,
+    Column("request_id", Text, primary_key=True),
+    Column("exported_unix_s", BigInteger, nullable=False, index=True),
+)
+
 worker_usage = Table(
     "worker_usage",
     metadata,
@@ -159,6 +288,28 @@ log_positions = Table(
     Column("partition", Integer, primary_key=True),
     Column("next_offset", BigInteger, nullable=False),
     Column("last_sha256", LargeBinary, nullable=False),
+)
+
+# Processes that read the log, and which partitions are whose. The epoch grows with each new owner;
+# a batch is booked only under the newest (leases.py).
+consumers = Table(
+    "consumers",
+    metadata,
+    Column("consumer_id", Text, primary_key=True),
+    Column("seen_unix_us", BigInteger, nullable=False),
+)
+
+partition_leases = Table(
+    "partition_leases",
+    metadata,
+    Column("topic", Text, primary_key=True),
+    Column("partition", Integer, primary_key=True),
+    # Empty = free.
+    Column("consumer_id", Text, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("expires_unix_us", BigInteger, nullable=False),
+    # Since when nothing unread has been in it; 0 = something is, or unknown.
+    Column("caught_up_unix_us", BigInteger, nullable=False),
 )
 
 # What can never be booked, for a person to look at. Each text once, however often it is delivered.

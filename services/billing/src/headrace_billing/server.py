@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from headrace_billing import price_file
 from headrace_billing.admin_service import AdminService
+from headrace_billing.audit import Stamp
 from headrace_billing.changes import ChangeFeed
 from headrace_billing.consumer import UsageConsumer
 from headrace_billing.keys_service import KeysService, LastUsed
@@ -71,7 +72,10 @@ class BillingServer:
             [
                 (services["Keys"], KeysService(self._database, self._feed, self._last_used, clock)),
                 (services["Admin"], AdminService(self._database, self._feed, clock)),
-                (services["Ledger"], LedgerService(self._database)),
+                (
+                    services["Ledger"],
+                    LedgerService(self._database),
+                ),
             ],
             RpcMetrics(registry),
         )
@@ -119,9 +123,9 @@ class BillingServer:
 
     async def _serve_database(self) -> None:
         """Migrate, seed, then follow changes until the database is lost."""
-        now_unix_s = int(self._clock.unix_s())
+        by = Stamp(int(self._clock.unix_s()))
         await self._database.migrate()
-        await self._database.write(lambda it: seed_prices(it, self._prices, now_unix_s))
+        await self._database.write(lambda it: seed_prices(it, self._prices, by))
         self._is_migrated.set()
         try:
             await self._feed.run(lambda: self._set_ready(True))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, select
 
 from headrace_billing import schema
 from headrace_billing.bookkeeper import BatchResult, Bookkeeper
 from headrace_billing.ledger import OPENED, swept
 from headrace_billing.metrics import BillingMetrics
+from headrace_billing.open_requests import count_open
 from headrace_billing.store import Database
 from headrace_common.clock import Clock, unix_us
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
@@ -93,8 +94,3 @@ class Sweeper:
         due = [UsageEvent.FromString(it) for it in connection.execute(query).scalars()]
         closes = [swept(opened, now_us) for opened in due]
         return self._bookkeeper.book_swept(connection, closes, now_us // 1_000_000)
-
-
-def count_open(connection: Connection) -> int:
-    """Return how many requests are open."""
-    return connection.execute(select(func.count()).select_from(schema.open_requests)).scalar_one()

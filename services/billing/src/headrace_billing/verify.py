@@ -9,9 +9,11 @@ from typing import Any
 from sqlalchemy import Connection, Row, Table, func, select
 
 from headrace_billing import schema
+from headrace_billing.daily import DailySums
 from headrace_billing.ledger import BadEventError, Entry, Posting, Recount
 from headrace_billing.price_store import load_price_book
 from headrace_billing.prices import PriceBook
+from headrace_billing.usage_sums import stored_days
 from headrace_contracts.billing.v1.billing_pb2 import VerifyResponse
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
 
@@ -23,6 +25,7 @@ _REQUESTS_PER_PIECE = 1000
 class _Findings:
     problems: list[str] = field(default_factory=list)
     balances: dict[str, int] = field(default_factory=dict)
+    days: DailySums = field(default_factory=DailySums)
     num_events: int = 0
     num_entries: int = 0
     num_open: int = 0
@@ -39,6 +42,7 @@ def verify(connection: Connection) -> VerifyResponse:
     for low, high in _pieces(connection):
         _check_piece(connection, prices, low, high, found)
     _check_balances(connection, found)
+    _check_days(connection, found)
     postings_sum = _total(connection, schema.postings)
     if postings_sum:
         found.problems.append(f"All postings sum to {postings_sum} nano-USD instead of 0.")
@@ -83,6 +87,7 @@ def _check_piece(
             )
     for account, amount in recount.balances.items():
         found.balances[account] = found.balances.get(account, 0) + amount
+    found.days.merge(recount.days)
     entries = _stored_entries(connection, low, high)
     found.num_entries += len(entries)
     found.problems += _compare_entries(entries, recount.entries)
@@ -136,6 +141,15 @@ def _check_balances(connection: Connection, found: _Findings) -> None:
     for table in (schema.entries, schema.open_requests):
         extra = _without_event(connection, table)
         found.problems += [f"Request {it} is in {table.name} without any event." for it in extra]
+
+
+def _check_days(connection: Connection, found: _Findings) -> None:
+    stored = stored_days(connection).sums
+    for key in sorted(stored.keys() | found.days.sums.keys()):
+        if stored.get(key) != found.days.sums.get(key):
+            found.problems.append(
+                f"Daily usage {key} is {stored.get(key)}, the recount {found.days.sums.get(key)}."
+            )
 
 
 def _without_event(connection: Connection, table: Table) -> list[str]:

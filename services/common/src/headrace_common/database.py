@@ -128,18 +128,23 @@ def insert_new(
 
 
 def add_or_insert(
-    connection: Connection, table: Table, column: str, amounts: Mapping[str, int]
+    connection: Connection,
+    table: Table,
+    rows: Sequence[Mapping[str, Any]],  # Any: column values
 ) -> None:
-    """Add to an integer column, by the table's one-column key; absent rows start from zero."""
-    if not amounts:
+    """Add to the columns outside the key; absent rows start from zero.
+
+    Rows must come in order of their keys, so that two writers cannot wait for one another in a
+    ring.
+    """
+    if not rows:
         return
-    (key,) = table.primary_key
     insert = _dialect_of(connection).insert(table)
-    # In order of keys, so that two writers cannot wait for one another in a ring.
-    rows = [{key.name: name, column: amounts[name]} for name in sorted(amounts)]
+    sums = [column for column in table.columns if not column.primary_key]
     connection.execute(
         insert.on_conflict_do_update(
-            index_elements=[key], set_={column: table.c[column] + insert.excluded[column]}
+            index_elements=list(table.primary_key),
+            set_={column.name: column + insert.excluded[column.name] for column in sums},
         ),
         rows,
     )
