@@ -16,19 +16,21 @@ from headrace_common.errors import Internal
 from headrace_ratelimit.batcher import Batcher, StoreDownError
 from headrace_ratelimit.limiter import Amounts, Charge, Kind, Measure
 from headrace_ratelimit.metrics import RateLimitMetrics
-from headrace_ratelimit.plans import Place, Plan
-from headrace_ratelimit.store import Command, Script, admit_command, settle_command
+from headrace_ratelimit.plans import ChargeSet, Place, Plan
+from headrace_ratelimit.store import Op, admit_op, renew_op, settle_op
 from headrace_testing.servers import LocalServer
 from headrace_testing.waiting import eventually, free_port
 
 pytestmark = pytest.mark.redis
 
-SLOT = Charge("slots", Kind.SLOTS, Measure.LEASES, 1000, 1)
-MONEY = Charge("money", Kind.TOTAL_BUDGET, Measure.COST, 10**9, 100)
+SLOT = Charge("slots", Kind.SLOTS, Measure.LEASES, 1000)
+MONEY = Charge("money", Kind.TOTAL_BUDGET, Measure.COST, 10**9)
 
 
-def admit(lease: str, tenant: str = "batcher", charge: Charge = SLOT) -> Command:
-    return admit_command(Plan(tenant, lease, 60_000_000, False, [charge], [Place(1, 1)]))
+def admit(lease: str, tenant: str = "batcher", charge: Charge = SLOT) -> Op:
+    charges = ChargeSet((charge,), (Place(1, 1, "k"),))
+    amounts = Amounts(cost_nano_usd=100)
+    return admit_op(Plan(tenant, lease, 60_000_000, False, charges, amounts))
 
 
 @asynccontextmanager
@@ -117,8 +119,7 @@ async def test_a_settlement_of_an_outage_runs_once_redis_is_back(own_redis: Loca
         for lease in ("told", "left"):
             await batcher.call(admit(lease, charge=MONEY))
         settles = [
-            settle_command("batcher", lease, Amounts(cost_nano_usd=30), [])
-            for lease in ("told", "left")
+            settle_op("batcher", lease, Amounts(cost_nano_usd=30), []) for lease in ("told", "left")
         ]
         own_redis.freeze()
         try:
@@ -191,7 +192,7 @@ async def test_a_failing_script_fails_its_caller_only(redis_db_url: str) -> None
 
 async def test_money_of_a_lease_granted_without_redis_is_booked_once(redis_db_url: str) -> None:
     """The settlement names the budgets; a repeat changes nothing."""
-    command = settle_command(
+    command = settle_op(
         "batcher", "foreign", Amounts(cost_nano_usd=7), [(Kind.TOTAL_BUDGET, "money")]
     )
     async with running(redis_db_url) as batcher:
@@ -205,4 +206,4 @@ async def test_a_port_that_nobody_listens_on_is_reported_once_and_retried() -> N
     async with running(f"redis://127.0.0.1:{free_port()}/0") as batcher:
         assert not batcher.is_up
         with pytest.raises(StoreDownError):
-            await batcher.call(Command(Script.RENEW, "hr:rl:{t}", [0, 1]))
+            await batcher.call(renew_op("t", [], 1))

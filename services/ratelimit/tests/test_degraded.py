@@ -7,14 +7,14 @@ import pytest
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 from headrace_ratelimit.degraded import LocalShare
 from headrace_ratelimit.limiter import Amounts, Decision, Kind, Outcome, State
-from headrace_ratelimit.plans import Plan, plan_of
+from headrace_ratelimit.plans import Plan, Plans
 from headrace_testing.clock import FakeClock
 
 ADMITTED, DENIED = pb.AdmitResponse.OUTCOME_ADMITTED, pb.AdmitResponse.OUTCOME_DENIED
 
 
 def plan(lease: str = "l", cost: int = 0, *, prepaid: bool = False, **limits: int) -> Plan:
-    return plan_of(
+    return Plans().of(
         pb.AdmitRequest(
             lease_id=lease,
             tenant_id="acme",
@@ -72,7 +72,7 @@ def test_a_lease_granted_here_names_the_budgets_to_book_it_to_once(clock: FakeCl
     local.admit(it)
     assert local.owns("acme", "l")
     foreign = local.settle("acme", "l", Amounts(cost_nano_usd=10))
-    assert foreign == [(Kind.MONTH_BUDGET, it.charges[1].name)]
+    assert foreign == [(Kind.MONTH_BUDGET, it.charges.charges[1].name)]
     assert local.settle("acme", "l", Amounts(cost_nano_usd=10)) is None
 
 
@@ -86,3 +86,26 @@ def test_slots_are_kept_by_renewal_and_freed_by_expiry(clock: FakeClock) -> None
     assert local.admit(plan("b", max_concurrent=1)).outcome == DENIED
     clock.advance(11)
     assert local.admit(plan("b", max_concurrent=1)).outcome == ADMITTED
+
+
+def test_what_the_whole_limit_could_hold_is_not_too_large_for_the_share(clock: FakeClock) -> None:
+    """An outage makes nobody's request wrong; it uses up the share."""
+    local = LocalShare(4, 0.5, clock)
+
+    def admit(lease: str, tokens: int) -> pb.AdmitResponse:
+        request = pb.AdmitRequest(
+            lease_id=lease,
+            tenant_id="acme",
+            scopes=[
+                pb.Scope(level=1, scope_id="k", limits=pb.Limits(output_tokens_per_minute=1000))
+            ],
+            reserve=pb.Amounts(output_tokens=tokens),
+            lease_ms=60_000,
+        )
+        return local.admit(Plans().of(request))
+
+    assert admit("a", 600).outcome == ADMITTED
+    assert admit("b", 600).outcome == DENIED
+    assert admit("c", 1001).outcome == pb.AdmitResponse.OUTCOME_TOO_LARGE
+    clock.advance(60)
+    assert admit("d", 250).outcome == ADMITTED

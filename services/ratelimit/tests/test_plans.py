@@ -7,7 +7,11 @@ import pytest
 from headrace_common.errors import InvalidRequest
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 from headrace_ratelimit.limiter import NEVER, Decision, Kind, Outcome, State
-from headrace_ratelimit.plans import answer_of, plan_of, share_of
+from headrace_ratelimit.plans import Plan, Plans, amounts_of, answer_of
+
+
+def plan_of(request: pb.AdmitRequest) -> Plan:
+    return Plans().of(request)
 
 
 def request(*scopes: pb.Scope, **reserve: int) -> pb.AdmitRequest:
@@ -45,17 +49,19 @@ def test_every_limit_becomes_one_charge_of_its_own_amount() -> None:
             cost_nano_usd=30,
         )
     )
-    assert [place.dimension for place in plan.places] == list(range(1, 10))
-    assert [charge.limit for charge in plan.charges] == list(range(1, 10))
-    assert [charge.cost for charge in plan.charges] == [1, 10, 20, 30, 1, 1, 30, 30, 30]
-    assert plan.has_budget
+    charges = plan.charges.charges
+    assert [place.dimension for place in plan.charges.places] == list(range(1, 10))
+    assert [charge.limit for charge in charges] == list(range(1, 10))
+    costs = [plan.amounts.of(charge.measure) for charge in charges]
+    assert costs == [1, 10, 20, 30, 1, 1, 30, 30, 30]
+    assert plan.charges.budgets == (6, 7, 8)
 
 
 def test_zero_is_no_limit_except_for_a_budget() -> None:
     """An absent budget is none; a budget of zero is one."""
-    assert plan_of(request(scope(requests_per_minute=0, max_concurrent=0))).charges == []
+    assert plan_of(request(scope(requests_per_minute=0, max_concurrent=0))).charges.charges == ()
     plan = plan_of(request(scope(day_budget_nano_usd=0)))
-    assert [charge.kind for charge in plan.charges] == [Kind.DAY_BUDGET]
+    assert [charge.kind for charge in plan.charges.charges] == [Kind.DAY_BUDGET]
 
 
 def test_the_same_id_at_two_levels_is_two_scopes() -> None:
@@ -63,7 +69,7 @@ def test_the_same_id_at_two_levels_is_two_scopes() -> None:
     plan = plan_of(
         request(scope(requests_per_minute=1), scope(pb.LEVEL_PROJECT, requests_per_minute=1))
     )
-    assert len({charge.name for charge in plan.charges}) == 2
+    assert len({charge.name for charge in plan.charges.charges}) == 2
 
 
 def test_refuses_a_scope_that_comes_twice() -> None:
@@ -96,7 +102,29 @@ def test_an_answer_names_the_binding_dimension(wait_us: int, retry_after_us: int
     )
 
 
-def test_a_share_is_never_nothing() -> None:
-    """A limit below the number of replicas still lets one through at each."""
-    (charge,) = plan_of(request(scope(requests_per_minute=3))).charges
-    assert [share_of(charge, n).limit for n in (1, 2, 5)] == [3, 1, 1]
+def test_scopes_seen_before_are_not_encoded_again() -> None:
+    """By value: a changed limit is another set, and so is another tenant's."""
+    plans = Plans(max_sets=2)
+    first = plans.of(request(scope(requests_per_minute=1))).charges
+    assert plans.of(request(scope(requests_per_minute=1))).charges is first
+    changed = plans.of(request(scope(requests_per_minute=2))).charges
+    assert [it.limit for it in changed.charges] == [2]
+    other = request(scope(requests_per_minute=1))
+    other.tenant_id = "other"
+    assert plans.of(other).charges is not first
+    # Two are kept.
+    assert plans.of(request(scope(requests_per_minute=1))).charges is not first
+
+
+@pytest.mark.parametrize(
+    "amounts",
+    [
+        pb.Amounts(input_tokens=50_000_001),
+        pb.Amounts(cost_nano_usd=9_000_000_000_000_001),
+        pb.Amounts(input_tokens=1, cached_input_tokens=2),
+    ],
+)
+def test_refuses_amounts_that_cannot_be_counted_exactly(amounts: pb.Amounts) -> None:
+    """Doubles are whole below 2**53; a part is not larger than its whole."""
+    with pytest.raises(InvalidRequest):
+        amounts_of(amounts)

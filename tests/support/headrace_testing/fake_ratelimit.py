@@ -14,7 +14,7 @@ pipelines or breakers. The same conformance suite runs against it and against th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from headrace_common.clock import Clock, SystemClock, unix_us
 from headrace_common.errors import HeadraceError
@@ -22,13 +22,14 @@ from headrace_common.rpc import Call
 from headrace_common.rpc_server import RpcServer
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 from headrace_ratelimit.exchange import exchange
-from headrace_ratelimit.limiter import MemoryLimiter
+from headrace_ratelimit.limiter import Mode
+from headrace_ratelimit.memory_limiter import MemoryLimiter
 from headrace_ratelimit.plans import (
+    Plans,
     amounts_of,
     answer_of,
     check_id,
     check_lease_ms,
-    plan_of,
 )
 
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["RateLimit"]
@@ -51,21 +52,64 @@ class FakeRateLimit:
         self.admits: list[pb.AdmitRequest] = []
         self.settles: list[pb.SettleRequest] = []
         self._tenants: dict[str, MemoryLimiter] = {}
+        self._plans = Plans()
 
     async def Admit(self, request: pb.AdmitRequest, _call: Call) -> pb.AdmitResponse:  # noqa: N802 - contract name
         """Decide over all limits of a request at once."""
-        self._fail()
-        plan = plan_of(request)
-        self.admits.append(request)
-        if self.degraded and plan.prepaid and plan.has_budget:
-            return pb.AdmitResponse(outcome=pb.AdmitResponse.OUTCOME_UNAVAILABLE, degraded=True)
-        decision = self._tenant(plan.tenant_id).admit(
-            plan.lease_id, plan.lease_us, plan.charges, unix_us(self.clock)
-        )
-        return answer_of(plan, decision, degraded=self.degraded)
+        return self._admit(request)
 
     async def Settle(self, request: pb.SettleRequest, _call: Call) -> pb.SettleResponse:  # noqa: N802 - contract name
         """Replace a reservation by what was used."""
+        return self._settle(request)
+
+    async def Renew(self, request: pb.RenewRequest, _call: Call) -> pb.RenewResponse:  # noqa: N802 - contract name
+        """Extend leases."""
+        return self._renew(request)
+
+    def Exchange(  # noqa: N802 - contract name
+        self, batches: AsyncIterator[pb.CallBatch], _call: Call
+    ) -> AsyncIterator[pb.AnswerBatch]:
+        """Many calls on one stream."""
+        return exchange(self, batches)
+
+    # As `exchange` starts them.
+
+    def admit(
+        self, request: pb.AdmitRequest, done: Callable[[pb.AdmitResponse | HeadraceError], None]
+    ) -> None:
+        """Decide at once."""
+        done(self._admit(request))
+
+    def settle(
+        self, request: pb.SettleRequest, done: Callable[[pb.SettleResponse | HeadraceError], None]
+    ) -> None:
+        """Settle at once."""
+        done(self._settle(request))
+
+    def renew(
+        self, request: pb.RenewRequest, done: Callable[[pb.RenewResponse | HeadraceError], None]
+    ) -> None:
+        """Renew at once."""
+        done(self._renew(request))
+
+    def _admit(self, request: pb.AdmitRequest) -> pb.AdmitResponse:
+        self._fail()
+        plan = self._plans.of(request)
+        if plan.mode is not Mode.PEEK:
+            self.admits.append(request)
+        if self.degraded and plan.prepaid and plan.charges.budgets:
+            return pb.AdmitResponse(outcome=pb.AdmitResponse.OUTCOME_UNAVAILABLE, degraded=True)
+        decision = self._tenant(plan.tenant_id).admit(
+            plan.lease_id,
+            plan.lease_us,
+            plan.charges.charges,
+            plan.amounts,
+            unix_us(self.clock),
+            plan.mode,
+        )
+        return answer_of(plan, decision, degraded=self.degraded)
+
+    def _settle(self, request: pb.SettleRequest) -> pb.SettleResponse:
         self._fail()
         check_id("tenant_id", request.tenant_id)
         check_id("lease_id", request.lease_id)
@@ -76,8 +120,7 @@ class FakeRateLimit:
             settled=limiter.settle(request.lease_id, actual, unix_us(self.clock))
         )
 
-    async def Renew(self, request: pb.RenewRequest, _call: Call) -> pb.RenewResponse:  # noqa: N802 - contract name
-        """Extend leases."""
+    def _renew(self, request: pb.RenewRequest) -> pb.RenewResponse:
         self._fail()
         check_id("tenant_id", request.tenant_id)
         check_lease_ms(request.lease_ms)
@@ -85,12 +128,6 @@ class FakeRateLimit:
             list(request.lease_ids), request.lease_ms * 1000, unix_us(self.clock)
         )
         return pb.RenewResponse(unknown_lease_ids=unknown)
-
-    def Exchange(  # noqa: N802 - contract name
-        self, batches: AsyncIterator[pb.CallBatch], call: Call
-    ) -> AsyncIterator[pb.AnswerBatch]:
-        """Many calls on one stream."""
-        return exchange(self, batches, call)
 
     def live_leases(self) -> list[str]:
         """Ids of all leases that were neither settled nor have expired."""

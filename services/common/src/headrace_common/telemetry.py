@@ -145,6 +145,12 @@ def span(
         yield it
 
 
+def start_span(name: str, traceparent: str, *, kind: SpanKind = SpanKind.SERVER) -> Span:
+    """Start *traceparent*'s child, for work that is not a block of code; the caller ends it."""
+    parent = propagate.extract({"traceparent": traceparent})
+    return trace.get_tracer(_TRACER).start_span(name, context=parent, kind=kind)
+
+
 def current_traceparent() -> str:
     """Return the W3C trace context of the current span; empty if there is none."""
     carrier: dict[str, str] = {}

@@ -12,8 +12,9 @@ from dataclasses import replace
 
 from headrace_common.clock import Clock, unix_us
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
-from headrace_ratelimit.limiter import Amounts, Charge, Decision, MemoryLimiter
-from headrace_ratelimit.plans import Plan, answer_of, share_of
+from headrace_ratelimit.limiter import Amounts, Charge, Decision, Mode
+from headrace_ratelimit.memory_limiter import MemoryLimiter
+from headrace_ratelimit.plans import Plan, answer_of
 from headrace_ratelimit.store import Foreign
 
 # Budgets whose rest is remembered, and leases granted without Redis that may still be settled.
@@ -41,17 +42,21 @@ class LocalShare:
 
     def admit(self, plan: Plan) -> pb.AdmitResponse:
         """Decide."""
-        if plan.prepaid and plan.has_budget:
+        if plan.prepaid and plan.charges.budgets:
             return pb.AdmitResponse(
                 outcome=pb.AdmitResponse.OUTCOME_UNAVAILABLE,
                 retry_after_us=1_000_000,
                 degraded=True,
             )
-        local = replace(plan, charges=[self._local_charge(plan.tenant_id, c) for c in plan.charges])
+        charges = [self._local_charge(plan, it) for it in plan.charges.charges]
         limiter = self._tenants.setdefault(plan.tenant_id, MemoryLimiter())
-        decision = limiter.admit(plan.lease_id, plan.lease_us, local.charges, unix_us(self._clock))
-        response = answer_of(local, decision, degraded=True)
-        if response.outcome == pb.AdmitResponse.OUTCOME_ADMITTED:
+        now_us = unix_us(self._clock)
+        decision = limiter.admit(
+            plan.lease_id, plan.lease_us, charges, plan.amounts, now_us, plan.mode
+        )
+        response = answer_of(plan, decision, charges=charges, degraded=True)
+        is_admitted = response.outcome == pb.AdmitResponse.OUTCOME_ADMITTED
+        if is_admitted and plan.mode is not Mode.PEEK:
             self._remember_lease(plan)
         return response
 
@@ -73,25 +78,33 @@ class LocalShare:
 
     def note(self, plan: Plan, decision: Decision) -> None:
         """Remember what Redis says is left of the budgets; its word ends an outage."""
-        self._tenants.pop(plan.tenant_id, None)
-        for charge, state in zip(plan.charges, decision.states, strict=True):
-            if charge.kind.is_budget:
-                key = (plan.tenant_id, charge.name)
-                self._left[key] = state.remaining
-                self._left.move_to_end(key)
-        while len(self._left) > _MAX_REMEMBERED:
-            self._left.popitem(last=False)
+        if self._tenants:
+            self._tenants.pop(plan.tenant_id, None)
+        for idx in plan.charges.budgets:
+            key = (plan.tenant_id, plan.charges.charges[idx].name)
+            self._left[key] = decision.states[idx].remaining
+            self._left.move_to_end(key)
+            if len(self._left) > _MAX_REMEMBERED:
+                self._left.popitem(last=False)
 
-    def _local_charge(self, tenant_id: str, charge: Charge) -> Charge:
-        if not charge.kind.is_budget:
-            return share_of(charge, self._num_replicas)
-        allowance = charge.limit * self._overdraft_per_million // _PER_MILLION
-        left = self._left.get((tenant_id, charge.name), charge.limit)
-        return replace(charge, limit=min(allowance, left) // self._num_replicas)
+    def forget(self, tenant_id: str, lease_id: str) -> None:
+        """A lease granted here is in Redis now."""
+        self._leases.pop((tenant_id, lease_id), None)
+
+    def _local_charge(self, plan: Plan, charge: Charge) -> Charge:
+        if charge.kind.is_budget:
+            allowance = charge.limit * self._overdraft_per_million // _PER_MILLION
+            left = self._left.get((plan.tenant_id, charge.name), charge.limit)
+            return replace(charge, limit=min(allowance, left) // self._num_replicas)
+        share = max(1, charge.limit // self._num_replicas)
+        cost = plan.amounts.of(charge.measure)
+        # What the whole limit could hold is not too large for the share: it uses it up.
+        return replace(charge, limit=max(share, cost) if cost <= charge.limit else share)
 
     def _remember_lease(self, plan: Plan) -> None:
         self._leases[plan.tenant_id, plan.lease_id] = [
-            (charge.kind, charge.name) for charge in plan.charges if charge.kind.is_budget
+            (plan.charges.charges[idx].kind, plan.charges.charges[idx].name)
+            for idx in plan.charges.budgets
         ]
         while len(self._leases) > _MAX_LEASES:
             self._leases.popitem(last=False)

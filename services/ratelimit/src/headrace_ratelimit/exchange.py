@@ -1,28 +1,41 @@
 """Many calls on one stream: a batch in, answers out as they are ready.
 
-Nothing that a caller does to its stream takes back a call that it sent: the calls are tasks of
-their own, and the stream only reads their answers.
+Nothing that a caller does to its stream takes back a call that it sent: a call is started, and the
+stream only reads its answer. A call costs no task.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from headrace_common.errors import HeadraceError, InvalidRequest
 from headrace_common.lifecycle import cancel_and_wait
-from headrace_common.rpc import Call
 from headrace_common.rpc_status import to_status
+from headrace_common.telemetry import start_span
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 
+_NAME = f"{pb.DESCRIPTOR.services_by_name['RateLimit'].full_name}/Exchange"
 
-class Servicer(Protocol):
-    """The single calls."""
 
-    def Admit(self, request: pb.AdmitRequest, call: Call, /) -> Awaitable[pb.AdmitResponse]: ...  # noqa: D102, N802 - contract name
-    def Settle(self, request: pb.SettleRequest, call: Call, /) -> Awaitable[pb.SettleResponse]: ...  # noqa: D102, N802 - contract name
-    def Renew(self, request: pb.RenewRequest, call: Call, /) -> Awaitable[pb.RenewResponse]: ...  # noqa: D102, N802 - contract name
+class Starter(Protocol):
+    """The single calls; `done` is called once, unless the start raises."""
+
+    def admit(
+        self, request: pb.AdmitRequest, done: Callable[[pb.AdmitResponse | HeadraceError], None]
+    ) -> None:
+        """Start an admission."""
+
+    def settle(
+        self, request: pb.SettleRequest, done: Callable[[pb.SettleResponse | HeadraceError], None]
+    ) -> None:
+        """Start a settlement."""
+
+    def renew(
+        self, request: pb.RenewRequest, done: Callable[[pb.RenewResponse | HeadraceError], None]
+    ) -> None:
+        """Start a renewal."""
 
 
 class AnswerQueue:
@@ -60,29 +73,18 @@ class AnswerQueue:
         return pb.AnswerBatch(answers=answers)
 
 
-def failure(call_id: int, error: HeadraceError) -> pb.LimitAnswer:
-    """Return the answer that tells an error."""
-    return pb.LimitAnswer(call_id=call_id, status=to_status(error).SerializeToString())
-
-
 async def exchange(
-    servicer: Servicer, batches: AsyncIterator[pb.CallBatch], call: Call
+    calls: Starter, batches: AsyncIterator[pb.CallBatch]
 ) -> AsyncIterator[pb.AnswerBatch]:
-    """Serve one stream by the servicer's single calls."""
+    """Serve one stream."""
     answers = AnswerQueue()
-    running: set[asyncio.Task[None]] = set()
-
-    async def serve(limit_call: pb.LimitCall) -> None:
-        answers.put(await _answer(servicer, limit_call, call))
 
     async def read() -> None:
         try:
             async for batch in batches:
                 answers.expect(len(batch.calls))
-                for limit_call in batch.calls:
-                    task = asyncio.create_task(serve(limit_call))
-                    running.add(task)
-                    task.add_done_callback(running.discard)
+                for call in batch.calls:
+                    _start(calls, call, answers)
         finally:
             answers.end()
 
@@ -94,18 +96,49 @@ async def exchange(
         await cancel_and_wait(reader)
 
 
-async def _answer(servicer: Servicer, limit_call: pb.LimitCall, call: Call) -> pb.LimitAnswer:
-    answer = pb.LimitAnswer(call_id=limit_call.call_id)
+def _start(calls: Starter, call: pb.LimitCall, answers: AnswerQueue) -> None:
+    call_id = call.call_id
+    traced = start_span(_NAME, call.traceparent) if call.traceparent else None
+
+    def finish(answer: pb.LimitAnswer) -> None:
+        if traced is not None:
+            traced.end()
+        answers.put(answer)
+
+    def admitted(result: pb.AdmitResponse | HeadraceError) -> None:
+        finish(
+            _failed(call_id, result)
+            if isinstance(result, HeadraceError)
+            else pb.LimitAnswer(call_id=call_id, admit=result)
+        )
+
+    def settled(result: pb.SettleResponse | HeadraceError) -> None:
+        finish(
+            _failed(call_id, result)
+            if isinstance(result, HeadraceError)
+            else pb.LimitAnswer(call_id=call_id, settle=result)
+        )
+
+    def renewed(result: pb.RenewResponse | HeadraceError) -> None:
+        finish(
+            _failed(call_id, result)
+            if isinstance(result, HeadraceError)
+            else pb.LimitAnswer(call_id=call_id, renew=result)
+        )
+
     try:
-        match limit_call.WhichOneof("call"):
+        match call.WhichOneof("call"):
             case "admit":
-                answer.admit.CopyFrom(await servicer.Admit(limit_call.admit, call))
+                calls.admit(call.admit, admitted)
             case "settle":
-                answer.settle.CopyFrom(await servicer.Settle(limit_call.settle, call))
+                calls.settle(call.settle, settled)
             case "renew":
-                answer.renew.CopyFrom(await servicer.Renew(limit_call.renew, call))
+                calls.renew(call.renew, renewed)
             case _:
-                raise InvalidRequest("The call says not what it is.", param="call")
+                raise InvalidRequest("The call does not say what it is.", param="call")
     except HeadraceError as error:
-        return failure(limit_call.call_id, error)
-    return answer
+        finish(_failed(call_id, error))
+
+
+def _failed(call_id: int, error: HeadraceError) -> pb.LimitAnswer:
+    return pb.LimitAnswer(call_id=call_id, status=to_status(error).SerializeToString())

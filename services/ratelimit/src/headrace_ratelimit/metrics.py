@@ -49,3 +49,18 @@ class RateLimitMetrics:
             "Settlements given up because too many waited; the ledger still has them.",
             registry=registry,
         )
+        self.rebuilt_budgets = Counter(
+            "headrace_ratelimit_rebuilt_budgets",
+            "Windows of budgets that Redis did not have and the ledger brought back.",
+            registry=registry,
+        )
+        self.budget_drift_nano_usd = Gauge(
+            "headrace_ratelimit_budget_drift_nano_usd",
+            "Largest amount that the ledger had and Redis lacked, at the last comparison.",
+            registry=registry,
+        )
+        self.ledger_failures = Counter(
+            "headrace_ratelimit_ledger_failures",
+            "Times that the ledger did not say what a budget has spent.",
+            registry=registry,
+        )

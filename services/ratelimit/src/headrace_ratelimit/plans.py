@@ -6,8 +6,11 @@ breaks ties between equal waits, and states come back in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
 
 from headrace_common.errors import InvalidRequest
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
@@ -21,7 +24,11 @@ from headrace_ratelimit.limiter import (
     Decision,
     Kind,
     Measure,
+    Mode,
     Outcome,
+    State,
+    rate_state,
+    window_state,
 )
 
 MAX_ID_CHARS = 256
@@ -62,15 +69,45 @@ _DIMENSIONS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Place:
     """Where a charge comes from."""
 
     level: pb.Level.ValueType
     dimension: pb.Dimension.ValueType
+    scope_id: str
 
 
-@dataclass(frozen=True)
+class ChargeSet:
+    """The charges of a list of scopes, checked and encoded once.
+
+    Args:
+        charges: in order.
+        places: where each comes from.
+    """
+
+    __slots__ = ("budgets", "charges", "compared", "packed", "places")
+
+    def __init__(self, charges: tuple[Charge, ...], places: tuple[Place, ...]) -> None:
+        self.charges, self.places = charges, places
+        # As the script takes them.
+        self.packed = msgspec.msgpack.encode(flat_charges(charges))
+        # When their budgets were last compared with the ledger; the rebuilder's own count.
+        self.compared = 0
+        # Positions of those that count money.
+        self.budgets = tuple(idx for idx, it in enumerate(charges) if it.kind.is_budget)
+
+
+def flat_charges(charges: Sequence[Charge]) -> list[int | str]:
+    """Return charges as the script takes them."""
+    return [
+        value
+        for charge in charges
+        for value in (charge.kind.value, charge.measure.value, charge.limit, charge.name)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A checked request to admit."""
 
@@ -78,46 +115,65 @@ class Plan:
     lease_id: str
     lease_us: int
     prepaid: bool
-    charges: list[Charge]
-    places: list[Place]
-
-    @property
-    def has_budget(self) -> bool:
-        """Whether money is to be checked."""
-        return any(charge.kind.is_budget for charge in self.charges)
+    charges: ChargeSet
+    amounts: Amounts
+    mode: Mode = Mode.NORMAL
 
 
-def plan_of(request: pb.AdmitRequest) -> Plan:
-    """Check a request and list its charges.
+class Plans:
+    """Makes plans of requests. Scopes seen lately are neither checked nor encoded again."""
 
-    Raises:
-        InvalidRequest: something is missing, or too large to be counted exactly.
-    """
-    check_id("tenant_id", request.tenant_id)
-    check_id("lease_id", request.lease_id)
-    check_lease_ms(request.lease_ms)
-    reserve = amounts_of(request.reserve)
+    def __init__(self, max_sets: int = 10_000) -> None:
+        self._max_sets = max_sets
+        self._sets: OrderedDict[tuple[str | bytes, ...], ChargeSet] = OrderedDict()
+
+    def of(self, request: pb.AdmitRequest) -> Plan:
+        """Check a request and list its charges.
+
+        Raises:
+            InvalidRequest: something is missing, or too large to be counted exactly.
+        """
+        check_id("tenant_id", request.tenant_id)
+        mode = Mode.PEEK if request.peek else Mode.RESTORE if request.restore else Mode.NORMAL
+        if mode is not Mode.PEEK:
+            check_id("lease_id", request.lease_id)
+            check_lease_ms(request.lease_ms)
+        return Plan(
+            request.tenant_id,
+            request.lease_id,
+            request.lease_ms * 1000,
+            request.prepaid,
+            self._set_of(request),
+            amounts_of(request.reserve),
+            mode,
+        )
+
+    def _set_of(self, request: pb.AdmitRequest) -> ChargeSet:
+        key: tuple[str | bytes, ...] = (
+            request.tenant_id,
+            *[scope.SerializeToString() for scope in request.scopes],
+        )
+        known = self._sets.get(key)
+        if known is None:
+            known = self._sets[key] = _charge_set(request)
+            if len(self._sets) > self._max_sets:
+                self._sets.popitem(last=False)
+        return known
+
+
+def _charge_set(request: pb.AdmitRequest) -> ChargeSet:
     if len(request.scopes) > MAX_SCOPES:
         raise InvalidRequest(f"A request has at most {MAX_SCOPES} scopes.", param="scopes")
-    charges: list[Charge] = []
-    places: list[Place] = []
-    for scope in request.scopes:
-        for place, charge in _charges_of(scope, reserve):
-            places.append(place)
-            charges.append(charge)
-    if len({charge.name for charge in charges}) != len(charges):
+    pairs = [pair for scope in request.scopes for pair in _charges_of(scope)]
+    if len({charge.name for _, charge in pairs}) != len(pairs):
         raise InvalidRequest("A scope is given twice.", param="scopes")
-    return Plan(
-        tenant_id=request.tenant_id,
-        lease_id=request.lease_id,
-        lease_us=request.lease_ms * 1000,
-        prepaid=request.prepaid,
-        charges=charges,
-        places=places,
+    return ChargeSet(
+        tuple(charge for _, charge in pairs),
+        tuple(place for place, _ in pairs),
     )
 
 
-def _charges_of(scope: pb.Scope, reserve: Amounts) -> Iterator[tuple[Place, Charge]]:
+def _charges_of(scope: pb.Scope) -> Iterator[tuple[Place, Charge]]:
     check_id("scope_id", scope.scope_id)
     # Set, for a budget; not 0, for the others.
     present = {field.name for field, _ in scope.limits.ListFields()}
@@ -131,13 +187,12 @@ def _charges_of(scope: pb.Scope, reserve: Amounts) -> Iterator[tuple[Place, Char
                 f"{dimension.limit_field} is at most {bound}.", param=dimension.limit_field
             )
         yield (
-            Place(scope.level, dimension.number),
+            Place(scope.level, dimension.number, scope.scope_id),
             Charge(
                 name=f"{dimension.number}:{scope.level}:{scope.scope_id}",
                 kind=dimension.kind,
                 measure=dimension.measure,
                 limit=limit,
-                cost=reserve.of(dimension.measure),
             ),
         )
 
@@ -146,19 +201,26 @@ def amounts_of(amounts: pb.Amounts) -> Amounts:
     """Check amounts.
 
     Raises:
-        InvalidRequest: too large to be counted exactly.
+        InvalidRequest: too large to be counted exactly, or more cached than there is.
     """
-    for name in ("requests", "input_tokens", "output_tokens"):
-        if getattr(amounts, name) > MAX_COST // 2:
-            raise InvalidRequest(f"{name} is at most {MAX_COST // 2}.", param=name)
-    if amounts.cost_nano_usd > MAX_NANO_USD:
-        raise InvalidRequest(f"cost_nano_usd is at most {MAX_NANO_USD}.", param="cost_nano_usd")
-    return Amounts(
-        requests=amounts.requests,
-        input_tokens=amounts.input_tokens,
-        output_tokens=amounts.output_tokens,
-        cost_nano_usd=amounts.cost_nano_usd,
+    it = Amounts(
+        amounts.requests,
+        amounts.input_tokens,
+        amounts.output_tokens,
+        amounts.cost_nano_usd,
+        amounts.cached_input_tokens,
     )
+    if max(it.requests, it.input_tokens, it.output_tokens) > MAX_COST // 2:
+        names = ("requests", "input_tokens", "output_tokens")
+        name = next(name for name in names if getattr(it, name) > MAX_COST // 2)
+        raise InvalidRequest(f"{name} is at most {MAX_COST // 2}.", param=name)
+    if it.cost_nano_usd > MAX_NANO_USD:
+        raise InvalidRequest(f"cost_nano_usd is at most {MAX_NANO_USD}.", param="cost_nano_usd")
+    if it.cached_input_tokens > it.input_tokens:
+        raise InvalidRequest(
+            "cached_input_tokens are part of input_tokens.", param="cached_input_tokens"
+        )
+    return it
 
 
 def check_id(name: str, value: str) -> None:
@@ -185,11 +247,6 @@ def check_lease_ms(lease_ms: int) -> None:
         )
 
 
-def share_of(charge: Charge, divisor: int) -> Charge:
-    """Return the charge against this replica's share of the limit; at least one of anything."""
-    return replace(charge, limit=max(1, charge.limit // divisor))
-
-
 _OUTCOMES = {
     Outcome.ADMITTED: pb.AdmitResponse.OUTCOME_ADMITTED,
     Outcome.DENIED: pb.AdmitResponse.OUTCOME_DENIED,
@@ -197,19 +254,37 @@ _OUTCOMES = {
 }
 
 
-def answer_of(plan: Plan, decision: Decision, *, degraded: bool = False) -> pb.AdmitResponse:
-    """Render a decision."""
+def answer_of(
+    plan: Plan,
+    decision: Decision,
+    *,
+    charges: Sequence[Charge] | None = None,
+    degraded: bool = False,
+) -> pb.AdmitResponse:
+    """Render a decision; *charges* are those of the plan, unless its limits were shared out."""
+    charges, places = charges or plan.charges.charges, plan.charges.places
     response = pb.AdmitResponse(outcome=_OUTCOMES[decision.outcome], degraded=degraded)
     if decision.binding_idx >= 0:
-        place = plan.places[decision.binding_idx]
+        place = places[decision.binding_idx]
         response.binding_level, response.binding_dimension = place.level, place.dimension
         response.retry_after_us = 0 if decision.wait_us == NEVER else decision.wait_us
-    for place, charge, state in zip(plan.places, plan.charges, decision.states, strict=True):
-        response.states.add(
-            level=place.level,
-            dimension=place.dimension,
-            limit=charge.limit,
-            remaining=state.remaining,
-            reset_us=state.reset_us,
-        )
+    response.states.extend(
+        [
+            pb.DimensionState(
+                level=place.level,
+                dimension=place.dimension,
+                limit=charge.limit,
+                remaining=state.remaining,
+                reset_us=state.reset_us,
+            )
+            for place, charge, state in zip(places, charges, decision.states, strict=True)
+        ]
+    )
     return response
+
+
+def state_of(charge: Charge, used: int, rest: int) -> State:
+    """Return what is left by the script's two numbers."""
+    if charge.kind is Kind.RATE:
+        return rate_state(charge.limit, used, rest)
+    return window_state(charge.limit, used, rest)

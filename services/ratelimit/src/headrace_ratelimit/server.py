@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 
 from headrace_common.clock import Clock, SystemClock
-from headrace_common.lifecycle import Lifecycle
+from headrace_common.errors import HeadraceError
+from headrace_common.lifecycle import Lifecycle, cancel_and_wait, supervise
 from headrace_common.metrics import ObservabilityServer, RpcMetrics, new_registry
 from headrace_common.rpc import Call
 from headrace_common.rpc_server import RpcServer
 from headrace_common.settings import split_address
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
-from headrace_ratelimit.batcher import Batcher, StoreDownError
+from headrace_ratelimit.admitter import Admitter
+from headrace_ratelimit.batcher import Batcher
+from headrace_ratelimit.clients.ledger import LedgerClient
 from headrace_ratelimit.degraded import LocalShare
 from headrace_ratelimit.exchange import exchange
 from headrace_ratelimit.metrics import RateLimitMetrics
-from headrace_ratelimit.plans import amounts_of, answer_of, check_id, check_lease_ms, plan_of
+from headrace_ratelimit.rebuild import Rebuilder
 from headrace_ratelimit.settings import RateLimitSettings
-from headrace_ratelimit.store import admit_command, decision_of, renew_command, settle_command
+
+Req = TypeVar("Req")
+Res = TypeVar("Res")
 
 _log = logging.getLogger(__name__)
 
@@ -26,75 +33,50 @@ DESCRIPTOR = pb.DESCRIPTOR.services_by_name["RateLimit"]
 
 
 class RateLimitServicer:
-    """Admits by Redis, or by the local share while Redis is away.
+    """The contract's methods.
 
     Args:
-        batcher: the way to Redis.
-        local: decides without it.
-        metrics: see `RateLimitMetrics`.
+        admitter: decides.
     """
 
-    def __init__(self, batcher: Batcher, local: LocalShare, metrics: RateLimitMetrics) -> None:
-        self._batcher, self._local, self._metrics = batcher, local, metrics
+    def __init__(self, admitter: Admitter) -> None:
+        self._admitter = admitter
 
     async def Admit(self, request: pb.AdmitRequest, _call: Call) -> pb.AdmitResponse:  # noqa: N802 - contract name
         """Decide over all limits of a request at once."""
-        plan = plan_of(request)
-        try:
-            reply = await self._batcher.call(admit_command(plan))
-        except StoreDownError:
-            response = self._local.admit(plan)
-        else:
-            decision = decision_of(plan, reply)
-            self._local.note(plan, decision)
-            response = answer_of(plan, decision)
-        self._count(response)
-        return response
+        return await _wait(self._admitter.admit, request)
 
     async def Settle(self, request: pb.SettleRequest, _call: Call) -> pb.SettleResponse:  # noqa: N802 - contract name
         """Replace a reservation by what was used; without Redis, once it is back."""
-        check_id("tenant_id", request.tenant_id)
-        check_id("lease_id", request.lease_id)
-        actual = amounts_of(request.actual)
-        foreign = self._local.settle(request.tenant_id, request.lease_id, actual)
-        command = settle_command(request.tenant_id, request.lease_id, actual, foreign or [])
-        try:
-            settled = await self._batcher.call(command, must_run=True) == 1
-        except StoreDownError:
-            settled = True
-        return pb.SettleResponse(settled=settled or foreign is not None)
+        return await _wait(self._admitter.settle, request)
 
     async def Renew(self, request: pb.RenewRequest, _call: Call) -> pb.RenewResponse:  # noqa: N802 - contract name
-        """Extend leases. Without Redis nothing is called unknown: nobody can tell."""
-        check_id("tenant_id", request.tenant_id)
-        for lease_id in request.lease_ids:
-            check_id("lease_ids", lease_id)
-        check_lease_ms(request.lease_ms)
-        tenant_id, lease_us = request.tenant_id, request.lease_ms * 1000
-        self._local.renew(tenant_id, list(request.lease_ids), lease_us)
-        lease_ids = [i for i in request.lease_ids if not self._local.owns(tenant_id, i)]
-        if not lease_ids:
-            return pb.RenewResponse()
-        try:
-            reply = await self._batcher.call(renew_command(tenant_id, lease_ids, lease_us))
-        except StoreDownError:
-            return pb.RenewResponse()
-        return pb.RenewResponse(unknown_lease_ids=[lease_id.decode() for lease_id in reply])
+        """Extend leases."""
+        return await _wait(self._admitter.renew, request)
 
     def Exchange(  # noqa: N802 - contract name
-        self, batches: AsyncIterator[pb.CallBatch], call: Call
+        self, batches: AsyncIterator[pb.CallBatch], _call: Call
     ) -> AsyncIterator[pb.AnswerBatch]:
         """Many calls on one stream."""
-        return exchange(self, batches, call)
+        return exchange(self._admitter, batches)
 
-    def _count(self, response: pb.AdmitResponse) -> None:
-        outcome = pb.AdmitResponse.Outcome.Name(response.outcome)
-        dimension = pb.Dimension.Name(response.binding_dimension)
-        self._metrics.decisions.labels(
-            outcome.removeprefix("OUTCOME_").lower(),
-            dimension.removeprefix("DIMENSION_").lower() if response.binding_dimension else "none",
-            str(response.degraded).lower(),
-        ).inc()
+
+async def _wait(
+    start: Callable[[Req, Callable[[Res | HeadraceError], None]], None], request: Req
+) -> Res:
+    """Start a call and wait for its answer; leaving does not call it back."""
+    answer: asyncio.Future[Res] = asyncio.get_running_loop().create_future()
+
+    def done(result: Res | HeadraceError) -> None:
+        if answer.done():
+            return
+        if isinstance(result, HeadraceError):
+            answer.set_exception(result)
+        else:
+            answer.set_result(result)
+
+    start(request, done)
+    return await answer
 
 
 class RateLimitServer:
@@ -113,11 +95,30 @@ class RateLimitServer:
         self._settings, self._lifecycle = settings, lifecycle
         self.registry = new_registry()
         metrics = RateLimitMetrics(self.registry)
-        self._batcher = Batcher(settings.redis_url, settings.redis_timeout_s, clock, metrics)
+        self._ledger = LedgerClient(settings.billing_address) if settings.billing_address else None
+        self._rebuilder: Rebuilder | None = None
+        self._batcher = Batcher(
+            settings.redis_url,
+            settings.redis_timeout_s,
+            clock,
+            metrics,
+            has_ledger=self._ledger is not None,
+            on_revived=self._compare_budgets,
+        )
+        if self._ledger is not None:
+            self._rebuilder = Rebuilder(self._ledger, self._batcher, clock, metrics)
         local = LocalShare(settings.num_replicas, settings.overdraft_ratio, clock)
-        servicer = RateLimitServicer(self._batcher, local, metrics)
+        self._admitter = Admitter(
+            self._batcher, local, self._rebuilder, metrics, settings.redis_timeout_s
+        )
+        servicer = RateLimitServicer(self._admitter)
         self._rpc = RpcServer(settings.listen, [(DESCRIPTOR, servicer)], RpcMetrics(self.registry))
         self._observability: ObservabilityServer | None = None
+        self._comparing: asyncio.Task[None] | None = None
+
+    def _compare_budgets(self) -> None:
+        if self._rebuilder is not None:
+            self._rebuilder.compare_all()
 
     @property
     def address(self) -> str:
@@ -132,13 +133,22 @@ class RateLimitServer:
         self._observability = ObservabilityServer(
             host, port, self.registry, lambda: self._lifecycle.is_ready
         )
+        if self._rebuilder is not None:
+            body = supervise("comparing budgets with the ledger", self._rebuilder.run)
+            self._comparing = asyncio.create_task(body)
         await self._rpc.set_ready(True)
         self._lifecycle.set_ready(True)
 
     async def stop(self) -> None:
         """Let running calls end, settle what is queued, leave."""
         await self._rpc.stop(self._settings.drain_grace_s)
+        await cancel_and_wait(self._comparing)
+        await self._admitter.close()
+        if self._rebuilder is not None:
+            await self._rebuilder.close()
         await self._batcher.close()
+        if self._ledger is not None:
+            await self._ledger.close()
         if self._observability is not None:
             self._observability.close()
 

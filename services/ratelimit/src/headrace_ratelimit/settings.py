@@ -26,6 +26,12 @@ class RateLimitSettings(RpcServiceSettings):
         le=5,
         description="Longest wait for Redis before the local share decides. Seconds.",
     )
+    billing_address: str = Field(
+        "",
+        pattern=r"^([^\s:]+:\d{1,5})?$",
+        description="host:port of billing, whose ledger brings budgets back when Redis has lost "
+        "them; empty = what is lost is forgotten.",
+    )
     num_replicas: int = Field(
         1,
         ge=1,

@@ -1,4 +1,4 @@
-"""The Redis side: scripts, their arguments and answers.
+"""The Redis side: the script, its operations and their answers.
 
 Keys, all made from ``hr:rl:{tenant}`` (one hash tag, so one slot):
 
@@ -8,112 +8,141 @@ Keys, all made from ``hr:rl:{tenant}`` (one hash tag, so one slot):
 ``<base>:<name>:<win>``  string  requests of a day
 ``<base>:<name>:<win>``  hash    a budget's window: spent, held
 ``<base>:leases``        zset    live leases, by expiry: what the sweep looks at
-``<base>:lease:<id>``    string  what a lease holds (MessagePack)
+``<base>:held``          hash    what each live lease holds (MessagePack)
 ``<base>:late:<id>``     string  likewise, of an expired lease; ten minutes
 ``<base>:done:<id>``     string  a lease granted without Redis was booked; ten minutes
+``<base>:since``         string  since when no data of this tenant was lost
 =======================  ======  ==========================================================
 
-A lease that nobody renews is ended by whatever call of its tenant comes next: each script sweeps
+A lease that nobody renews is ended by whatever call of its tenant comes next: each call sweeps
 first. Nothing that a missing sweep leaves behind can let a request pass, it can only hold one back.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from importlib import resources
+from typing import Any
 
-from headrace_ratelimit.limiter import (
-    Amounts,
-    Charge,
-    Decision,
-    Kind,
-    Outcome,
-    State,
-    rate_state,
-    window_state,
-)
-from headrace_ratelimit.plans import Plan
+import msgspec
+
+from headrace_ratelimit.limiter import Amounts, Charge, Decision, Kind, Outcome, Window
+from headrace_ratelimit.memory_limiter import Hold
+from headrace_ratelimit.plans import ChargeSet, Plan, flat_charges, state_of
 
 # (kind, name) of each budget that a lease granted without Redis is booked to.
 Foreign = list[tuple[Kind, str]]
+# What the script answers to one operation. Any: numbers, lists of numbers, ids.
+Reply = Any
+
+_PARTS = ("common", "admit", "settle", "renew", "seed", "main")
+_ADMIT, _SETTLE, _RENEW, _SEED = 1, 2, 3, 4
+_encode = msgspec.msgpack.Encoder().encode
 
 
-class Script(Enum):
-    """The three scripts."""
-
-    ADMIT = "admit"
-    SETTLE = "settle"
-    RENEW = "renew"
-
-
-def source_of(script: Script) -> str:
+def source() -> str:
     """Return the script's full text."""
     folder = resources.files("headrace_ratelimit") / "lua"
-    return "".join((folder / f"{name}.lua").read_text() for name in ("common", script.value))
+    return "".join((folder / f"{name}.lua").read_text() for name in _PARTS)
 
 
-def sha1_of(source: str) -> str:
+def sha1_of(text: str) -> str:
     """Return the name under which Redis keeps a script."""
-    return hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
-@dataclass(frozen=True)
-class Command:
-    """One call of a script."""
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation on one tenant's limits.
 
-    script: Script
-    key: str
-    args: list[str | int]
+    ``body`` is the script's, without the number of ``charge_set``, which `script_args` gives it.
+    """
 
-
-def _base(tenant_id: str) -> str:
-    return f"hr:rl:{{{tenant_id}}}"
-
-
-def admit_command(plan: Plan, now_us: int = 0) -> Command:
-    """Encode an admission. *now_us* = 0: Redis' own clock; anything else is for tests."""
-    args: list[str | int] = [now_us, plan.lease_id, plan.lease_us]
-    for charge in plan.charges:
-        args += [charge.kind.value, charge.measure.value, charge.limit, charge.cost, charge.name]
-    return Command(Script.ADMIT, _base(plan.tenant_id), args)
+    tenant_id: str
+    body: tuple[Any, ...]  # Any: numbers, ids and lists of them
+    charge_set: bytes | None = None
 
 
-def settle_command(
-    tenant_id: str, lease_id: str, actual: Amounts, foreign: Foreign, now_us: int = 0
-) -> Command:
+def admit_op(plan: Plan) -> Op:
+    """Encode an admission."""
+    amounts = plan.amounts.measures
+    return Op(
+        plan.tenant_id,
+        (_ADMIT, plan.lease_id, plan.lease_us, amounts, plan.mode.value),
+        plan.charges.packed,
+    )
+
+
+def settle_op(tenant_id: str, lease_id: str, actual: Amounts, foreign: Foreign) -> Op:
     """Encode a settlement."""
-    args: list[str | int] = [
-        now_us,
-        lease_id,
-        actual.requests,
-        actual.input_tokens,
-        actual.output_tokens,
-        actual.input_tokens + actual.output_tokens,
-        actual.cost_nano_usd,
-    ]
-    for kind, name in foreign:
-        args += [kind.value, name]
-    return Command(Script.SETTLE, _base(tenant_id), args)
+    budgets = [value for kind, name in foreign for value in (kind.value, name)]
+    return Op(tenant_id, (_SETTLE, lease_id, actual.measures, *budgets))
 
 
-def renew_command(tenant_id: str, lease_ids: list[str], lease_us: int, now_us: int = 0) -> Command:
+def renew_op(tenant_id: str, lease_ids: Sequence[str], lease_us: int) -> Op:
     """Encode a renewal."""
-    return Command(Script.RENEW, _base(tenant_id), [now_us, lease_us, *lease_ids])
+    return Op(tenant_id, (_RENEW, lease_us, list(lease_ids)))
 
 
-def decision_of(plan: Plan, reply: list[int]) -> Decision:
-    """Decode the answer of the admit script."""
-    outcome, binding_idx, wait_us, *numbers = reply
-    states = [
-        _state(charge, used, rest)
-        for charge, used, rest in zip(plan.charges, numbers[::2], numbers[1::2], strict=True)
+def seed_op(
+    tenant_id: str,
+    spends: Iterable[tuple[Charge, int, int]],
+    holds: Iterable[Hold],
+    lease_us: int,
+) -> Op:
+    """Encode a rebuilding of budgets: see `MemoryLimiter.seed`."""
+    flat_spends = [
+        value
+        for charge, at_us, spent in spends
+        for value in (charge.kind.value, charge.name, at_us, spent)
     ]
-    return Decision(Outcome(outcome), binding_idx, wait_us, states)
+    flat_holds = [
+        value
+        for hold in holds
+        for value in (
+            hold.lease_id,
+            flat_charges(hold.charges),
+            hold.admitted_us,
+            hold.cost_nano_usd,
+        )
+    ]
+    return Op(tenant_id, (_SEED, lease_us, flat_spends, flat_holds))
 
 
-def _state(charge: Charge, used: int, rest: int) -> State:
-    if charge.kind is Kind.RATE:
-        return rate_state(charge.limit, used, rest)
-    return window_state(charge.limit, used, rest)
+def script_args(ops: Sequence[Op], *, has_ledger: bool, now_us: int = 0) -> list[str | bytes]:
+    """Encode the operations of one tenant as the script's key and arguments.
+
+    Args:
+        ops: of one tenant, at least one; they run in order.
+        has_ledger: a budget that is not in Redis may have been lost.
+        now_us: 0 = Redis' own clock; anything else is for tests.
+    """
+    sets: dict[bytes, int] = {}
+    bodies: list[tuple[Any, ...]] = []  # Any: see Op
+    for op in ops:
+        if op.charge_set is None:
+            bodies.append(op.body)
+        else:
+            idx = sets.setdefault(op.charge_set, len(sets))
+            bodies.append((op.body[0], idx, *op.body[1:]))
+    flag = "1" if has_ledger else "0"
+    return [f"hr:rl:{{{ops[0].tenant_id}}}", str(now_us), flag, _encode(bodies), *sets]
+
+
+def decision_of(charges: ChargeSet, reply: Reply) -> Decision:
+    """Decode the answer to an admission."""
+    outcome = Outcome(reply[0])
+    if outcome is Outcome.UNSEEDED:
+        return Decision(outcome, -1, 0, [])
+    states = [
+        state_of(charge, used, rest)
+        for charge, used, rest in zip(charges.charges, reply[3::2], reply[4::2], strict=True)
+    ]
+    return Decision(outcome, reply[1], reply[2], states)
+
+
+def windows_of(charges: ChargeSet, reply: Reply) -> list[tuple[int, Window]]:
+    """Decode which windows of which charges must be rebuilt, by an UNSEEDED answer."""
+    return [(idx, Window("", reply[3 + 2 * idx], reply[4 + 2 * idx])) for idx in charges.budgets]

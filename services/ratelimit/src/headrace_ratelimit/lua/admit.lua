@@ -1,110 +1,75 @@
--- Decides over all charges of one request, then charges all or none.
--- ARGV[2] lease id, ARGV[3] its life in microseconds, then five per charge: kind, measure, limit,
--- cost, name. Returns outcome (1 admitted, 2 denied, 3 too large), index of the binding charge (from
--- 0; -1 = none), wait (NEVER = waiting does not help), then two numbers per charge: what is used and
--- its rest (rates) or the microseconds until the window ends.
-local ADMITTED, DENIED, TOO_LARGE = 1, 2, 3
-local lease, lease_us = ARGV[2], tonumber(ARGV[3])
+-- Admission: decides over all charges of one request, then charges all or none.
+-- Operation: ADMIT, number of the set, lease id, its life in microseconds, amounts by measure, mode.
+-- Answer: outcome, index of the binding charge (from 0; -1 = none), wait (NEVER = waiting does not
+-- help), then two numbers per charge: what is used and its rest (rates) or the microseconds until
+-- the window ends. UNSEEDED: the two are the window of each budget, start and end.
+local NORMAL, RESTORE, PEEK = 0, 1, 2
 
-local function read_charges()
-  local charges = {}
-  for i = 4, #ARGV, 5 do
-    local charge = {
-      kind = ARGV[i],
-      measure = ARGV[i + 1],
-      limit = tonumber(ARGV[i + 2]),
-      cost = tonumber(ARGV[i + 3]),
-      key = base .. ':' .. ARGV[i + 4],
-    }
-    if charge.kind ~= 'rate' and charge.kind ~= 'slots' then
-      local window
-      window, charge.reset = window_of(charge.kind)
-      charge.key = charge.key .. ':' .. window
-    end
-    charges[#charges + 1] = charge
+-- Whether a budget that is not here may have been lost rather than never used: its window began
+-- before this tenant's data did.
+local function is_lost(key, window)
+  if not has_ledger or budget_of(key).is_kept then
+    return false
   end
-  return charges
+  local since = call('GET', since_key)
+  return not since or window.from < tonumber(since)
 end
 
-local function budget(key)
-  local values = redis.call('HMGET', key, 'spent', 'held')
-  return tonumber(values[1] or '0'), tonumber(values[2] or '0')
+local function unseeded(charges)
+  local reply, is_any = {UNSEEDED, -1, 0}, false
+  for _, charge in ipairs(charges) do
+    local from, to = 0, 0
+    if charge.kind >= DAY then
+      local key, window = key_of(charge, now)
+      from, to = window.from, window.to
+      is_any = is_any or is_lost(key, window)
+    end
+    reply[#reply + 1] = from
+    reply[#reply + 1] = to
+  end
+  return is_any and reply or nil
 end
 
-local waits = {}
-
-function waits.rate(charge)
-  local tat, rest = moved(charge.key, charge.limit, charge.cost)
+local function rate_wait(charge, key, cost)
+  local tat, rest = moved(rate_of(key), charge.limit, cost)
   return math.max(0, tat - now - MINUTE_US + (rest > 0 and 1 or 0))
 end
 
-function waits.count(charge)
-  local used = tonumber(redis.call('GET', charge.key) or '0')
-  return used + charge.cost > charge.limit and charge.reset or 0
-end
-
-function waits.slots(charge)
-  if redis.call('ZCARD', charge.key) < charge.limit then
+local function slots_wait(charge, key)
+  if slots_of(key).num < charge.limit then
     return 0
   end
-  local first = redis.call('ZRANGE', charge.key, 0, 0, 'WITHSCORES')
-  return math.min(POLL_US, tonumber(first[2]) - now)
+  local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
+  return first[2] and math.min(POLL_US, tonumber(first[2]) - now) or POLL_US
 end
 
-local function budget_wait(charge)
-  local spent, held = budget(charge.key)
-  if spent + held + charge.cost <= charge.limit then
+local function budget_wait(charge, key, cost, window)
+  local budget = budget_of(key)
+  if budget.spent + budget.held + cost <= charge.limit then
     return 0
   end
-  if spent + charge.cost <= charge.limit then
+  if budget.spent + cost <= charge.limit then
     return POLL_US
   end
-  return (charge.cost > charge.limit or charge.reset == 0) and NEVER or charge.reset
+  return (cost > charge.limit or window.to == 0) and NEVER or window.to - now
 end
-waits.day, waits.month, waits.total = budget_wait, budget_wait, budget_wait
 
-local function apply(charge)
-  if charge.kind == 'rate' then
-    move(charge.key, charge.limit, charge.cost)
-  elseif charge.kind == 'count' then
-    redis.call('INCRBY', charge.key, text(charge.cost))
-    redis.call('PEXPIRE', charge.key, 2 * DAY_MS)
-  elseif charge.kind == 'slots' then
-    redis.call('ZADD', charge.key, text(now + lease_us), lease)
-    redis.call('PEXPIRE', charge.key, DAY_MS)
-  else
-    add(charge.key, 'held', charge.cost)
-    if charge.reset > 0 then
-      redis.call('PEXPIRE', charge.key, text(math.floor(charge.reset / 1000) + 7 * DAY_MS))
-    end
+local function wait_of(charge, cost)
+  local key, window = key_of(charge, now)
+  if charge.kind == RATE then
+    return rate_wait(charge, key, cost)
+  elseif charge.kind == COUNT then
+    return count_of(key).used + cost > charge.limit and window.to - now or 0
+  elseif charge.kind == SLOTS then
+    return slots_wait(charge, key)
   end
+  return budget_wait(charge, key, cost, window)
 end
 
-local function answer(outcome, charges, binding, wait)
-  local reply = {outcome, binding, wait}
-  for _, charge in ipairs(charges) do
-    local used, rest
-    if charge.kind == 'rate' then
-      used, rest = load_tat(charge.key, charge.limit)
-      used = used - now
-    elseif charge.kind == 'count' then
-      used, rest = tonumber(redis.call('GET', charge.key) or '0'), charge.reset
-    elseif charge.kind == 'slots' then
-      used, rest = redis.call('ZCARD', charge.key), 0
-    else
-      local spent, held = budget(charge.key)
-      used, rest = spent + held, charge.reset
-    end
-    reply[#reply + 1] = used
-    reply[#reply + 1] = rest
-  end
-  return reply
-end
-
-local function find_binding(charges)
+local function find_binding(charges, amounts)
   local binding, longest = -1, 0
   for i, charge in ipairs(charges) do
-    local wait = waits[charge.kind](charge)
+    local wait = wait_of(charge, amounts[charge.measure])
     if wait == NEVER then
       return i - 1, NEVER
     end
@@ -115,28 +80,84 @@ local function find_binding(charges)
   return binding, longest
 end
 
-sweep()
-local charges = read_charges()
-for _, charge in ipairs(charges) do
-  if charge.kind == 'slots' then
-    redis.call('ZREMRANGEBYSCORE', charge.key, '-inf', text(now))
+local function apply(charge, amounts, lease, expires, mode)
+  local key, window = key_of(charge, now)
+  local cost = amounts[charge.measure]
+  if charge.kind == SLOTS then
+    take_slot(key, lease, expires)
+  elseif charge.kind >= DAY then
+    change_budget(key, 0, cost, window)
+  elseif mode == RESTORE then
+    return
+  elseif charge.kind == RATE then
+    move(key, charge.limit, cost)
+  else
+    local count = count_of(key)
+    count.used, count.is_changed = count.used + cost, true
   end
 end
-if live_lease(lease) then
+
+local function answer(outcome, charges, binding, wait)
+  local reply = {outcome, binding, wait}
+  for _, charge in ipairs(charges) do
+    local key, window = key_of(charge, now)
+    local used, rest
+    if charge.kind == RATE then
+      used, rest = tat_of(rate_of(key), charge.limit)
+      used = used - now
+    elseif charge.kind == COUNT then
+      used, rest = count_of(key).used, window.to - now
+    elseif charge.kind == SLOTS then
+      used, rest = slots_of(key).num, 0
+    else
+      local budget = budget_of(key)
+      used, rest = budget.spent + budget.held, window.to > 0 and window.to - now or 0
+    end
+    reply[#reply + 1] = used
+    reply[#reply + 1] = rest
+  end
+  return reply
+end
+
+-- Takes back what a lease rebuilt from the ledger holds: its gateway says what it really is.
+local function undo_rebuilt(it)
+  for _, charge in ipairs(set_of(it[1])) do
+    local key, window = key_of(charge, it[2])
+    change_budget(key, 0, -it[3][charge.measure], window)
+  end
+end
+
+local function admit(op)
+  local packed, lease, lease_us, amounts, mode = ARGV[4 + op[2]], op[3], op[4], op[5], op[6]
+  local charges = set_of(packed)
+  if mode == PEEK then
+    return answer(ADMITTED, charges, -1, 0)
+  end
+  local live = live_lease(lease)
+  if live and (live[4] ~= REBUILT or mode ~= RESTORE) then
+    return answer(ADMITTED, charges, -1, 0)
+  end
+  local reply = has_ledger and unseeded(charges)
+  if reply then
+    return reply
+  end
+  if live then
+    undo_rebuilt(live)
+  end
+  if mode == NORMAL then
+    for i, charge in ipairs(charges) do
+      if charge.kind < DAY and amounts[charge.measure] > charge.limit then
+        return answer(TOO_LARGE, charges, i - 1, NEVER)
+      end
+    end
+    local binding, wait = find_binding(charges, amounts)
+    if wait ~= 0 then
+      return answer(DENIED, charges, binding, wait)
+    end
+  end
+  for _, charge in ipairs(charges) do
+    apply(charge, amounts, lease, now + lease_us, mode)
+  end
+  keep_lease(lease, packed, now, amounts, mode == RESTORE and RESTORED or PLAIN, now + lease_us)
   return answer(ADMITTED, charges, -1, 0)
 end
-for i, charge in ipairs(charges) do
-  if not is_budget(charge.kind) and charge.cost > charge.limit then
-    return answer(TOO_LARGE, charges, i - 1, NEVER)
-  end
-end
-local binding, wait = find_binding(charges)
-if wait ~= 0 then
-  return answer(DENIED, charges, binding, wait)
-end
-for _, charge in ipairs(charges) do
-  apply(charge)
-end
-redis.call('ZADD', leases_key, text(now + lease_us), lease)
-redis.call('SET', base .. ':lease:' .. lease, cmsgpack.pack(charges))
-return answer(ADMITTED, charges, -1, 0)

@@ -1,22 +1,24 @@
--- Extends live leases. ARGV[2] the new life in microseconds, then lease ids.
--- Returns the ids that are not live.
-local expires = text(now + tonumber(ARGV[2]))
-local unknown = {}
-
-sweep()
-for i = 3, #ARGV do
-  local lease = ARGV[i]
-  local charges = live_lease(lease)
-  if charges then
-    redis.call('ZADD', leases_key, 'XX', expires, lease)
-    for _, charge in ipairs(charges) do
-      if charge.kind == 'slots' then
-        redis.call('ZADD', charge.key, 'XX', expires, lease)
-        redis.call('PEXPIRE', charge.key, DAY_MS)
+-- Renewal: extends live leases.
+-- Operation: RENEW, the new life in microseconds, lease ids.
+-- Answer: the ids that are not live, and those that the ledger brought back: whoever runs them should
+-- say what else they hold.
+local function renew(op)
+  local expires, unknown = now + op[2], {}
+  for _, lease in ipairs(op[3]) do
+    local it = live_lease(lease)
+    if it then
+      has_leased = true
+      call('ZADD', leases_key, 'XX', text(expires), lease)
+      for _, charge in ipairs(set_of(it[1])) do
+        if charge.kind == SLOTS then
+          call('ZADD', charge.key, 'XX', text(expires), lease)
+          slots_of(charge.key).is_changed = true
+        end
       end
     end
-  else
-    unknown[#unknown + 1] = lease
+    if not it or it[4] == REBUILT then
+      unknown[#unknown + 1] = lease
+    end
   end
+  return unknown
 end
-return unknown

@@ -1,73 +1,73 @@
--- Replaces a lease's reservation by what was used.
--- ARGV[2] lease id; ARGV[3..7] actual requests, input, output and all tokens, cost; then two per
--- budget (kind, name) to book the cost to if the lease is unknown here: it was granted without us.
--- Returns 1 if the lease was live, else 0.
-local lease = ARGV[2]
-local actual = {
-  requests = tonumber(ARGV[3]),
-  input = tonumber(ARGV[4]),
-  output = tonumber(ARGV[5]),
-  tokens = tonumber(ARGV[6]),
-  cost = tonumber(ARGV[7]),
-}
+-- Settlement: replaces a lease's reservation by what was used.
+-- Operation: SETTLE, lease id, actual amounts by measure, then kind and name of each budget to book
+-- the cost to if the lease is unknown here: it was granted while this store was away.
+-- Answer: 1 if the lease was live, else 0.
+local COST = 5
 
-local function spend(charge)
-  if is_budget(charge.kind) and redis.call('EXISTS', charge.key) == 1 then
-    add(charge.key, 'spent', actual.cost)
+local function settle_charge(charge, lease, it, actual)
+  local key, window = key_of(charge, it[2])
+  local delta = actual[charge.measure] - it[3][charge.measure]
+  if charge.kind == SLOTS then
+    free_slot(key, lease)
+  elseif charge.kind >= DAY then
+    if budget_of(key).is_kept then
+      change_budget(key, actual[charge.measure], -it[3][charge.measure], window)
+    end
+  elseif it[4] == RESTORED then
+    return
+  elseif charge.kind == RATE then
+    move(key, charge.limit, delta)
+  elseif call('EXISTS', key) == 1 or count_of(key).is_changed then
+    local count = count_of(key)
+    count.used, count.is_changed = count.used + delta, true
   end
 end
 
-local function settle(charge)
-  if charge.kind == 'slots' then
-    redis.call('ZREM', charge.key, lease)
-    return
-  end
-  local delta = actual[charge.measure] - charge.cost
-  if charge.kind == 'rate' then
-    move(charge.key, charge.limit, delta)
-  elseif charge.kind == 'count' then
-    if redis.call('EXISTS', charge.key) == 1 then
-      redis.call('INCRBY', charge.key, text(delta))
+local function spend_late(packed, cost)
+  local it = cmsgpack.unpack(packed)
+  for _, charge in ipairs(set_of(it[1])) do
+    if charge.kind >= DAY then
+      local key, window = key_of(charge, it[2])
+      if budget_of(key).is_kept then
+        change_budget(key, cost, 0, window)
+      end
     end
-  elseif redis.call('EXISTS', charge.key) == 1 then
-    add(charge.key, 'held', -charge.cost)
-    add(charge.key, 'spent', actual.cost)
   end
 end
 
 -- Money of a lease that was granted while this store was away. Once only.
-local function book_foreign()
-  if #ARGV < 8 or not redis.call('SET', base .. ':done:' .. lease, 1, 'NX', 'PX', LATE_MS) then
+local function book_foreign(op, lease, cost)
+  if #op < 4 or not call('SET', base .. ':done:' .. lease, 1, 'NX', 'PX', LATE_MS) then
     return
   end
-  for i = 8, #ARGV, 2 do
-    local window, reset = window_of(ARGV[i])
-    local key = base .. ':' .. ARGV[i + 1] .. ':' .. window
-    add(key, 'spent', actual.cost)
-    if reset > 0 then
-      redis.call('PEXPIRE', key, text(math.floor(reset / 1000) + 7 * DAY_MS))
+  for i = 4, #op, 2 do
+    local window = window_of(op[i], now)
+    local key = base .. ':' .. op[i + 1] .. ':' .. window.name
+    -- One that is not here will come from the ledger, with this in it.
+    if not has_ledger or budget_of(key).is_kept then
+      change_budget(key, cost, 0, window)
     end
   end
 end
 
-sweep()
-local charges = live_lease(lease)
-if charges then
-  for _, charge in ipairs(charges) do
-    settle(charge)
+local function settle(op)
+  local lease, actual = op[2], op[3]
+  local it = live_lease(lease)
+  if it then
+    for _, charge in ipairs(set_of(it[1])) do
+      settle_charge(charge, lease, it, actual)
+    end
+    call('HDEL', held_key, lease)
+    call('ZREM', leases_key, lease)
+    return 1
   end
-  redis.call('DEL', base .. ':lease:' .. lease)
-  redis.call('ZREM', leases_key, lease)
-  return 1
-end
-local late_key = base .. ':late:' .. lease
-local late = redis.call('GET', late_key)
-if late then
-  redis.call('DEL', late_key)
-  for _, charge in ipairs(cmsgpack.unpack(late)) do
-    spend(charge)
+  local late_key = base .. ':late:' .. lease
+  local late = call('GET', late_key)
+  if late then
+    call('DEL', late_key)
+    spend_late(late, actual[COST])
+  else
+    book_foreign(op, lease, actual[COST])
   end
-else
-  book_foreign()
+  return 0
 end
-return 0

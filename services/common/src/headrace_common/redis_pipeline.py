@@ -1,0 +1,142 @@
+"""One connection to Redis that sends many commands at once, with little Python per command.
+
+redis-py sends and reads command by command through several coroutines each; for a service whose
+every request is one short script that is most of the cost. This is the rest: hiredis packs and
+parses, one future stands for a whole batch. Replies come in the order of the commands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Sequence
+from typing import Any, cast
+
+import hiredis
+from redis.asyncio.connection import parse_url
+
+# What Redis answers; an error is a value. Any: numbers, bytes and lists of them.
+Reply = Any
+CommandPart = str | bytes | int
+_Packed = tuple[str | int | float | bytes | memoryview]
+
+
+class RedisPipeline:
+    """One connection. Belongs to one event loop; one batch at a time. Make it with `connect`."""
+
+    def __init__(self, protocol: _Replies, transport: asyncio.Transport) -> None:
+        self._protocol, self._transport = protocol, transport
+
+    @classmethod
+    async def connect(cls, url: str) -> RedisPipeline:
+        """Connect, authenticate and select the database that a URL names. Bound it from outside.
+
+        Raises:
+            OSError: nobody listens there, or the connection broke.
+            RefusedError: Redis wants another password or has no such database.
+        """
+        # Any: redis-py's own options.
+        options = cast("dict[str, Any]", parse_url(url))
+        loop = asyncio.get_running_loop()
+        if path := options.get("path"):
+            made = await loop.create_unix_connection(_Replies, path)
+        else:
+            made = await loop.create_connection(
+                _Replies,
+                options.get("host", "localhost"),
+                options.get("port", 6379),
+                ssl=_tls(options) if url.startswith("rediss://") else None,
+            )
+        pipeline = cls(made[1], made[0])
+        try:
+            await pipeline._introduce(options)
+        except BaseException:
+            pipeline.close()
+            raise
+        return pipeline
+
+    def send(self, commands: Sequence[Sequence[CommandPart]]) -> asyncio.Future[list[Reply]]:
+        """Send commands; the future gets their replies, errors (`ReplyError`) among them.
+
+        Cancelling the future does not call the commands back; close the connection then.
+
+        Raises:
+            OSError: the connection is gone.
+        """
+        if self._transport.is_closing():
+            raise ConnectionError("the connection to Redis is closed")
+        replies = self._protocol.expect(len(commands))
+        packed = [hiredis.pack_command(cast("_Packed", tuple(it))) for it in commands]
+        self._transport.write(b"".join(packed))
+        return replies
+
+    def close(self) -> None:
+        """Cut the connection; what waits for replies gets a `ConnectionError`."""
+        self._transport.abort()
+        self._protocol.fail(ConnectionError("the connection to Redis was closed"))
+
+    async def _introduce(self, options: dict[str, Any]) -> None:  # Any: redis-py's own options
+        commands: list[list[CommandPart]] = []
+        if password := options.get("password"):
+            user = options.get("username")
+            commands.append(["AUTH", *([user] if user else []), password])
+        if database := options.get("db"):
+            commands.append(["SELECT", int(database)])
+        if not commands:
+            return
+        for reply in await self.send(commands):
+            if isinstance(reply, hiredis.ReplyError):
+                raise RefusedError(str(reply))
+
+
+class RefusedError(OSError):
+    """Redis does not let us in."""
+
+
+class _Replies(asyncio.Protocol):
+    """Collects the replies of one batch at a time."""
+
+    def __init__(self) -> None:
+        self._reader = hiredis.Reader()
+        self._missing = 0
+        self._replies: list[Reply] = []
+        self._waiting: asyncio.Future[list[Reply]] | None = None
+
+    def expect(self, num_replies: int) -> asyncio.Future[list[Reply]]:
+        if self._waiting is not None and not self._waiting.done():
+            raise RuntimeError("the batch before has no answer yet")
+        self._missing, self._replies = num_replies, []
+        self._waiting = asyncio.get_running_loop().create_future()
+        return self._waiting
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        while self._missing:
+            try:
+                reply = self._reader.gets()
+            except hiredis.ProtocolError as error:
+                self.fail(ConnectionError(f"not a Redis server: {error}"))
+                return
+            if reply is False:
+                return
+            self._replies.append(reply)
+            self._missing -= 1
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(self._replies)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.fail(exc or ConnectionError("Redis closed the connection"))
+
+    def fail(self, error: Exception) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(error)
+            # Whoever stopped waiting must not make this an "exception was never retrieved".
+            self._waiting.exception()
+
+
+def _tls(options: dict[str, Any]) -> ssl.SSLContext:  # Any: redis-py's own options
+    context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
+    if options.get("ssl_cert_reqs") == "none":
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
