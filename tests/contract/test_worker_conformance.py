@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import math
 
 import pytest
 from tokenizers import Tokenizer
@@ -346,11 +347,41 @@ async def test_what_cannot_be_done_is_refused_before_the_first_event(worker, cha
 
 
 async def test_what_is_not_offered_says_so(worker):
-    """Embeddings and KV export are UNIMPLEMENTED; ending no lease is nothing."""
-    for method, message in ((EMBED, pb.EmbedRequest()), (EXPORT, pb.ExportKvRequest())):
-        with pytest.raises(Unimplemented):
-            await worker.unary(method, message)
+    """KV export is UNIMPLEMENTED; ending no lease is nothing."""
+    with pytest.raises(Unimplemented):
+        await worker.unary(EXPORT, pb.ExportKvRequest())
     await worker.unary(RELEASE, pb.ReleaseKvRequest(lease_id="none"))
+
+
+def an_embed_request(*inputs, **fields):
+    sequences = [pb.TokenSequence(token_ids=ids) for ids in inputs]
+    return pb.EmbedRequest(**({"request_id": "e", "model": MODEL, "inputs": sequences} | fields))
+
+
+async def test_embeddings_are_unit_vectors_in_the_inputs_order(worker):
+    """One vector per input, of length one, equal for equal inputs; tokens are counted."""
+    first, second = [40, 41, 42], [50, 51]
+    response = await worker.unary(EMBED, an_embed_request(first, second, first))
+    vectors = [list(one.values) for one in response.embeddings]
+    assert len(vectors) == 3
+    assert vectors[0] == vectors[2] != vectors[1]
+    assert [math.hypot(*vector) for vector in vectors] == pytest.approx([1.0] * 3, abs=1e-5)
+    assert (response.usage.prompt_tokens, response.usage.output_tokens) == (8, 0)
+
+
+@pytest.mark.parametrize(
+    ("message", "error", "param"),
+    [
+        (an_embed_request([40], model="other"), ModelNotFound, "model"),
+        (an_embed_request(), InvalidRequest, "inputs"),
+        (an_embed_request([40], []), InvalidRequest, "inputs"),
+    ],
+)
+async def test_embeddings_refuse_what_is_wrong(worker, message, error, param):
+    """The field at fault is named."""
+    with pytest.raises(error) as refusal:
+        await worker.unary(EMBED, message)
+    assert refusal.value.param == param
 
 
 async def test_plain_grpc_serves_the_same(worker):

@@ -32,6 +32,7 @@ SERVICE = pb.DESCRIPTOR.services_by_name["Worker"]
 GENERATE = method_ref(SERVICE, "Generate", pb.GenerateRequest, pb.GenerateEvent)
 DESCRIBE = method_ref(SERVICE, "Describe", pb.DescribeRequest, pb.DescribeResponse)
 FETCH = method_ref(SERVICE, "FetchTokenizer", pb.FetchTokenizerRequest, pb.TokenizerChunk)
+EMBED = method_ref(SERVICE, "Embed", pb.EmbedRequest, pb.EmbedResponse)
 WATCH = method_ref(SERVICE, "WatchLoad", pb.WatchLoadRequest, pb.LoadReport)
 HEALTH = MethodRef(
     "grpc.health.v1.Health/Check", health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse
@@ -283,3 +284,20 @@ async def _read(stream):
 
 async def _equals(probe, expected):
     return await probe() == expected
+
+
+async def test_a_caller_that_leaves_takes_its_embeddings_along(tmp_path):
+    """A long list of inputs is a few in the engine at a time, and none once the caller is gone."""
+    async with Toy(tmp_path) as toy:
+        toy.runner.go.clear()
+        inputs = [pb.TokenSequence(token_ids=[i % 200] * 40) for i in range(50)]
+        message = pb.EmbedRequest(request_id="e", model="m", inputs=inputs)
+        call = asyncio.create_task(toy.session.unary(EMBED, message, timeout_s=30))
+        await eventually(lambda: toy.app._calls.num_served == 4)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        toy.runner.go.set()
+        await eventually(lambda: toy.app._calls.num_served == 0)
+        await eventually(lambda: toy.app.state.served.engine.load.kv_used_tokens == 0)
+        short = pb.EmbedRequest(request_id="e", model="m", inputs=inputs[:6])
+        assert len((await toy.session.unary(EMBED, short, timeout_s=10)).embeddings) == 6

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Callable
+import math
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
 from headrace_common.blocks import ALGORITHM, BLOCK_SIZE_TOKENS, chain, chain_key, self_test
@@ -36,6 +37,7 @@ from headrace_testing import byte_tokenizer
 
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["Worker"]
 MODEL = "smollm2-135m-instruct"
+EMBEDDING_SIZE = 16
 FINGERPRINT = hashlib.sha256(b"headrace fake model 1").hexdigest()
 _WORDS = ("the", "water", "turns", "a", "wheel", "and", "grain", "flows", "past", "café", "水車")
 # Answer to (prompt ids, seed, choice): bytes; token i of the output is byte i, then the end token.
@@ -69,6 +71,14 @@ class Switches:
     loading: bool = False
     # WatchLoad and Describe say STUCK.
     stuck: bool = False
+
+
+def _vector(token_ids: Iterable[int]) -> list[float]:
+    counts = [0.0] * EMBEDDING_SIZE
+    for token_id in token_ids:
+        counts[token_id % EMBEDDING_SIZE] += 1.0
+    length = math.hypot(*counts)
+    return [count / length for count in counts]
 
 
 @dataclass
@@ -106,6 +116,7 @@ class FakeWorker:
     requests: list[pb.GenerateRequest] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     cancelled: list[str] = field(default_factory=list)
+    embed_requests: list[pb.EmbedRequest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._tokenizer_json = byte_tokenizer.tokenizer_json()
@@ -142,9 +153,19 @@ class FakeWorker:
                 self._idle.set()
             self._changed.set()
 
-    async def Embed(self, _request: pb.EmbedRequest, _call: Call) -> pb.EmbedResponse:  # noqa: N802 - contract name
-        """Not offered."""
-        raise Unimplemented("This worker does not embed.")
+    async def Embed(self, request: pb.EmbedRequest, _call: Call) -> pb.EmbedResponse:  # noqa: N802 - contract name
+        """Return a vector that counts the tokens of each input modulo `EMBEDDING_SIZE`."""
+        if request.model != self.model:
+            raise ModelNotFound(f"Model {request.model!r} is not served here.", param="model")
+        if not request.inputs or not all(one.token_ids for one in request.inputs):
+            raise InvalidRequest(
+                "inputs: at least one, each of at least one token.", param="inputs"
+            )
+        self.embed_requests.append(request)
+        return pb.EmbedResponse(
+            embeddings=[pb.Embedding(values=_vector(one.token_ids)) for one in request.inputs],
+            usage=TokenUsage(prompt_tokens=sum(len(one.token_ids) for one in request.inputs)),
+        )
 
     async def Describe(self, _request: pb.DescribeRequest, _call: Call) -> pb.DescribeResponse:  # noqa: N802 - contract name
         """Say what this worker is."""

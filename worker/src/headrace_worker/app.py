@@ -18,8 +18,9 @@ from headrace_common.metrics import ObservabilityServer, RpcMetrics
 from headrace_common.rpc_server import RpcServer
 from headrace_common.settings import split_address
 from headrace_contracts.cache_index.v1 import cache_index_pb2
-from headrace_contracts.types.v1.types_pb2 import ReplicaRef
+from headrace_contracts.types.v1.types_pb2 import ReplicaRef, TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import WorkerUsage
+from headrace_contracts.worker.v1.worker_pb2 import FinishReason
 from headrace_worker.calls import Calls, GenerateCall
 from headrace_worker.drain import Drain
 from headrace_worker.engine.block_events import BlockEventLog
@@ -79,7 +80,12 @@ class WorkerApp:
         self._drain = Drain(self._calls)
         self.state = WorkerState(self.replica, self._drain, settings.stuck_after_s)
         servicer = WorkerServicer(
-            self.state, self._calls, self._drain, clock, lambda: self._host.progress_ratio
+            self.state,
+            self._calls,
+            self._drain,
+            clock,
+            lambda: self._host.progress_ratio,
+            self._embedded,
         )
         self._server = RpcServer(settings.listen, [(DESCRIPTOR, servicer)], RpcMetrics(registry))
         self._witness = (
@@ -205,13 +211,23 @@ class WorkerApp:
             if request.output_tokens > request.num_choices:
                 per_choice = request.output_tokens / request.num_choices
                 metrics.tpot_s.observe(times.decode_s / (per_choice - 1))
+        if request.pooling is None:
+            reason = finish_reason(_finish(call, output))
+            self._bear_witness(request.request_id, token_usage(output.usage), reason)
+
+    def _embedded(self, request_id: str, usage: TokenUsage) -> None:
+        self._bear_witness(request_id, usage, FinishReason.FINISH_REASON_STOP)
+
+    def _bear_witness(
+        self, request_id: str, usage: TokenUsage, reason: FinishReason.ValueType
+    ) -> None:
         if self._witness is not None:
             self._witness.record(
                 WorkerUsage(
-                    request_id=request.request_id,
+                    request_id=request_id,
                     replica=self.replica,
-                    usage=token_usage(output.usage),
-                    finish_reason=finish_reason(_finish(call, output)),
+                    usage=usage,
+                    finish_reason=reason,
                     occurred_unix_us=unix_us(self._clock),
                 )
             )

@@ -122,6 +122,7 @@ def _merged(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
     earlier.usage = later.usage
     earlier.queue_s = earlier.queue_s if later.queue_s is None else later.queue_s
     earlier.prompt_logprobs.extend(later.prompt_logprobs)
+    earlier.embedding = later.embedding
     earlier.times = later.times
     earlier.error = earlier.error or later.error
     earlier.is_last = later.is_last

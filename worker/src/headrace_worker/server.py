@@ -13,10 +13,11 @@ from headrace_common.blocks import ALGORITHM, BLOCK_SIZE_TOKENS, self_test
 from headrace_common.clock import Clock
 from headrace_common.errors import ModelNotFound, NotFound, Unavailable, Unimplemented
 from headrace_common.rpc import Call
-from headrace_contracts.types.v1.types_pb2 import HashRecipe, ReplicaRef
+from headrace_contracts.types.v1.types_pb2 import HashRecipe, ReplicaRef, TokenUsage
 from headrace_contracts.worker.v1 import worker_pb2 as pb
 from headrace_worker.calls import Calls, GenerateCall
 from headrace_worker.drain import Drain
+from headrace_worker.embed import embed, parse_embed
 from headrace_worker.engine.engine import Engine
 from headrace_worker.engine.load import EngineLoad
 from headrace_worker.engine.output import RequestOutput
@@ -118,6 +119,7 @@ class WorkerServicer:
         drain: how it leaves.
         clock: time.
         progress_ratio: returns the share of loading done.
+        on_embedded: told of each Embed call that was answered, by request id.
     """
 
     def __init__(
@@ -127,9 +129,11 @@ class WorkerServicer:
         drain: Drain,
         clock: Clock,
         progress_ratio: Callable[[], float],
+        on_embedded: Callable[[str, TokenUsage], None],
     ) -> None:
         self._state, self._calls, self._drain = state, calls, drain
         self._clock, self._progress_ratio = clock, progress_ratio
+        self._on_embedded = on_embedded
         self._keys = itertools.count(1)
 
     async def Generate(  # noqa: N802 - contract name
@@ -150,9 +154,14 @@ class WorkerServicer:
                 served.engine.abort(request.key)
             self._state.notify()
 
-    async def Embed(self, _request: pb.EmbedRequest, _call: Call) -> pb.EmbedResponse:  # noqa: N802 - contract name
-        """Not offered."""
-        raise Unimplemented("This engine does not compute embeddings.")
+    async def Embed(self, message: pb.EmbedRequest, _call: Call) -> pb.EmbedResponse:  # noqa: N802 - contract name
+        """Return one vector of unit length per input."""
+        self._drain.check_admits()
+        served = self._require_served()
+        job = parse_embed(message, served.rules, self._keys, self._clock.now_s())
+        response = await embed(job, self._calls, served.engine, self._state.notify)
+        self._on_embedded(job.request_id, response.usage)
+        return response
 
     async def Describe(self, _request: pb.DescribeRequest, _call: Call) -> pb.DescribeResponse:  # noqa: N802 - contract name
         """Say what this worker is; answers while the model is loading."""

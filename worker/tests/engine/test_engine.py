@@ -6,6 +6,7 @@ import threading
 from collections import defaultdict
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,10 +14,11 @@ from headrace_common.blocks import chain_key
 from headrace_common.clock import SystemClock
 from headrace_common.errors import ContextTooLong, Internal, QueueFull
 from headrace_testing import byte_tokenizer
-from headrace_testing.toy_runner import END_ID, ToyRunner, continuation
+from headrace_testing.toy_runner import END_ID, ToyRunner, continuation, logits_after
 from headrace_worker.engine.block_events import BlockEventLog
 from headrace_worker.engine.engine import Engine
 from headrace_worker.engine.output import RequestOutput
+from headrace_worker.engine.pooling import Pooling
 from headrace_worker.engine.request import Finish, Priority, Request, SamplingParams, StopParams
 from headrace_worker.engine.scheduler import SchedulerLimits
 from headrace_worker.engine.token_table import TokenTable
@@ -364,3 +366,48 @@ def test_cache_changes_are_numbered_and_match_what_is_held():
         bench.finish(request("abcdefgh", 1, max_tokens=1))
         assert bench.events.last_seq >= 1
         assert len(bench.events.snapshot()[1]) == 2
+
+
+def embedding_of(prompt: str, pooling: Pooling) -> torch.Tensor:
+    ids = byte_tokenizer.encode(prompt)
+    states = [logits_after(ids[:end]) for end in range(1, len(ids) + 1)]
+    total = torch.stack(states).sum(dim=0) if pooling is Pooling.MEAN else states[-1]
+    return torch.nn.functional.normalize(total, dim=0)
+
+
+def same(output: RequestOutput, expected: torch.Tensor) -> bool:
+    return torch.allclose(torch.tensor(output.embedding), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", Pooling)
+def test_embeddings_depend_on_their_text_only(pooling):
+    """Chunks, batch mates, cached prefixes and preemption change no vector."""
+    long = "the water turns the wheel and the wheel turns the stone"
+    with Bench(24, may_end=False, token_budget=8) as bench:
+        bench.finish(
+            request(long, 1, pooling=pooling),
+            request("other", 2, max_tokens=30),
+            request(long[:30], 3, pooling=pooling),
+        )
+        bench.finish(request(long, 4, pooling=pooling))
+        expected = {1: long, 3: long[:30], 4: long}
+        for key, text in expected.items():
+            last = bench.outputs[key][-1]
+            assert same(last, embedding_of(text, pooling)), key
+            assert (last.usage.prompt_tokens, last.usage.output_tokens) == (len(text), 0)
+        cached = bench.outputs[4][-1].usage.cached_tokens
+        assert (cached > 0) is (pooling is Pooling.LAST)
+        assert bench.engine.load.kv_used_tokens == 0
+
+
+def test_a_preempted_text_starts_its_vector_anew():
+    """What was summed before a preemption does not count twice."""
+    long = "the water turns the wheel and the wheel turns the stone"
+    with Bench(18, may_end=False, token_budget=4, max_running=4) as bench:
+        # The second grows into the blocks of the first, which takes three tokens a step.
+        bench.finish(
+            request(long, 1, pooling=Pooling.MEAN, priority=Priority.BATCH),
+            request("b" * 8, 2, max_tokens=40, priority=Priority.HIGH),
+        )
+        assert bench.engine.load.num_preemptions_total > 0
+        assert same(bench.outputs[1][-1], embedding_of(long, Pooling.MEAN))

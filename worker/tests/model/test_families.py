@@ -139,3 +139,16 @@ def test_what_a_family_adds_changes_the_result(tmp_path: Path, family: str) -> N
     path.write_text(json.dumps(values))
     without = ModelRunner(tmp_path, num_blocks=8).forward([Row(ids, 0, list(range(5)), 1)])
     assert (with_them - without).abs().max() > 0.02
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+def test_hidden_states_agree_with_transformers(tmp_path: Path, family: str) -> None:
+    """What embeddings are made of is the state behind the last norm."""
+    reference = make(tmp_path, family)
+    ids = [(3 * i * i + 1) % len(TOKENS) for i in range(40)]
+    with torch.no_grad():
+        expected = reference.model(torch.tensor([ids])).last_hidden_state[0]
+    runner = ModelRunner(tmp_path, num_blocks=8)
+    hidden = runner.hidden([Row(ids[:25], 0, [4, 2, 6], 25), Row(ids, 0, [1, 0, 3], 1)])
+    torch.testing.assert_close(hidden[:25], expected[:25], atol=2e-4, rtol=2e-4)
+    torch.testing.assert_close(hidden[25], expected[-1], atol=2e-4, rtol=2e-4)

@@ -12,7 +12,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from headrace_common.clock import Clock
@@ -21,9 +21,10 @@ from headrace_worker.engine.block_events import BlockEventLog
 from headrace_worker.engine.choice import Choice
 from headrace_worker.engine.load import EngineLoad, StepFacts
 from headrace_worker.engine.output import RequestOutput, Sink, Times, Usage
+from headrace_worker.engine.pooling import Pooler
 from headrace_worker.engine.prefix_cache import PrefixCache
 from headrace_worker.engine.rates import StepRates
-from headrace_worker.engine.request import Request, Sequence, SequenceState
+from headrace_worker.engine.request import Finish, Request, Sequence, SequenceState
 from headrace_worker.engine.scheduler import Chunk, Scheduler, SchedulerLimits, StepPlan
 from headrace_worker.engine.token_table import TokenTable
 from headrace_worker.model.batch import Row
@@ -41,6 +42,10 @@ class StepRunner(Protocol):
         """Compute a step."""
         ...
 
+    def hidden(self, rows: list[Row]) -> Any:  # Any: (sum of num_logits, E) float32 tensor
+        """Compute a step up to the last norm, for embeddings."""
+        ...
+
     def copy_block(self, src: int, dst: int) -> None:
         """Copy one block's KV."""
         ...
@@ -53,6 +58,7 @@ class _Live:
     request: Request
     choices: list[Choice]
     prompt_logprobs: list[Any]  # Any: Sampled
+    pooler: Pooler = field(default_factory=Pooler)
     said_started: bool = False
 
 
@@ -204,19 +210,22 @@ class Engine:
         try:
             plan = self._scheduler.plan(started_s)
             self._note_started(plan)
-            self._compute(plan)
+            self._compute([chunk for chunk in plan.chunks if chunk.seq.request.pooling is None])
+            self._pool([chunk for chunk in plan.chunks if chunk.seq.request.pooling is not None])
         except Exception:  # noqa: BLE001 - edge: a step's failure fails its requests, not the engine
             _log.exception("a step failed")
             failed = True
             self._fail_step(plan)
         self._observe(plan, self._clock.now_s() - started_s, failed=failed)
 
-    def _compute(self, plan: StepPlan) -> None:
-        rows = [_row(chunk) for chunk in plan.chunks]
+    def _compute(self, chunks: list[Chunk]) -> None:
+        if not chunks:
+            return
+        rows = [_row(chunk) for chunk in chunks]
         logits = self._runner.forward(rows)
         draws: list[tuple[Choice, int]] = []
         end = 0
-        for chunk, row in zip(plan.chunks, rows, strict=True):
+        for chunk, row in zip(chunks, rows, strict=True):
             start, end = end, end + row.num_logits
             self._scheduler.computed(chunk)
             self._note_prompt_logprobs(chunk, logits[start:end])
@@ -229,6 +238,22 @@ class Engine:
         drawn = sample(rows_to_draw, [choice.spec() for choice, _ in draws])
         for (choice, _), sampled in zip(draws, drawn, strict=True):
             self._accept(choice, sampled)
+
+    def _pool(self, chunks: list[Chunk]) -> None:
+        """Compute chunks of texts of which embeddings are wanted."""
+        if not chunks:
+            return
+        rows = [_row(chunk) for chunk in chunks]
+        hidden = self._runner.hidden(rows)
+        for chunk, states in zip(
+            chunks, hidden.split([row.num_logits for row in rows]), strict=True
+        ):
+            self._scheduler.computed(chunk)
+            live = self._live[chunk.seq.request.key]
+            live.pooler.add(states, is_first=chunk.start == 0)
+            if chunk.gives_token:
+                self._output(live).embedding = live.pooler.vector()
+                self._scheduler.finish(chunk.seq, Finish.STOP)
 
     def _drawing(self, seq: Sequence) -> list[Choice]:
         """Return the choices that draw from *seq*'s logits: its own, and those forked from it."""
@@ -343,6 +368,9 @@ class Engine:
 def _row(chunk: Chunk) -> Row:
     seq, end = chunk.seq, chunk.start + chunk.num_tokens
     num_logits = int(chunk.gives_token)
+    if seq.request.pooling is not None:
+        wanted = seq.request.pooling.num_wanted(chunk.num_tokens, is_last_chunk=chunk.gives_token)
+        return Row(seq.token_ids[chunk.start : end], chunk.start, seq.block_table, wanted)
     if seq.request.wants_prompt_logprobs and chunk.start < seq.num_prompt - 1:
         num_logits = chunk.num_tokens
     return Row(seq.token_ids[chunk.start : end], chunk.start, seq.block_table, num_logits)

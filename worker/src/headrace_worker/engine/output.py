@@ -65,6 +65,7 @@ class RequestOutput:
         choices: new tokens, by choice.
         queue_s: time from accepted to scheduled; only in the first output.
         prompt_logprobs: of the whole prompt, once it is computed, if asked for.
+        embedding: of the prompt, of unit length; only in the last output and if asked for.
         times: only in the last output.
         error: why the request failed; then this is the last output.
         is_last: nothing follows.
@@ -75,6 +76,7 @@ class RequestOutput:
     choices: list[ChoiceOutput] = field(default_factory=list)
     queue_s: float | None = None
     prompt_logprobs: list[Sampled] = field(default_factory=list)
+    embedding: list[float] | None = None
     times: Times | None = None
     error: HeadraceError | None = None
     is_last: bool = False

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from headrace_worker.engine.pooling import Pooling
+
 
 class Priority(enum.IntEnum):
     """Class of service; a higher one is scheduled first."""
@@ -89,6 +91,7 @@ class Request:
         wants_prompt_logprobs: the prompt's are wanted; then nothing of it is reused.
         num_prompt_top_logprobs: alternatives for each of the prompt's tokens.
         skip_prefix_cache: compute the whole prompt here.
+        pooling: an embedding of the prompt is wanted, and no output; None = output.
         ttft_slo_s: time in which the first token is wanted; orders the queue. None = not said.
         accepted_s: when the worker took it in.
     """
@@ -107,6 +110,7 @@ class Request:
     wants_prompt_logprobs: bool = False
     num_prompt_top_logprobs: int = 0
     skip_prefix_cache: bool = False
+    pooling: Pooling | None = None
     ttft_slo_s: float | None = None
     accepted_s: float = 0.0
     # Set by scheduler and engine.
@@ -121,6 +125,12 @@ class Request:
 
     def __post_init__(self) -> None:
         self.sequences = [Sequence(self, idx) for idx in range(self.num_choices)]
+
+    @property
+    def reuses_prefix(self) -> bool:
+        """Whether KV of earlier requests may stand for a part of the prompt."""
+        needs_all = self.wants_prompt_logprobs or self.pooling is Pooling.MEAN
+        return not (self.skip_prefix_cache or needs_all)
 
     @property
     def is_finished(self) -> bool:

@@ -279,7 +279,7 @@ class Scheduler:
         return True
 
     def _match(self, seq: Sequence) -> list[int]:
-        if seq.request.skip_prefix_cache or seq.request.wants_prompt_logprobs:
+        if not seq.request.reuses_prefix:
             return []
         return self._cache.match(self._hashes(seq, self._num_reusable(seq.num_tokens)))
 

@@ -101,6 +101,12 @@ class ModelRunner:
             return self._forward_torch(rows)
         return self._forward_mixed(rows, is_short, self._few_tokens)
 
+    @torch.inference_mode()
+    def hidden(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Compute a step like `forward`, up to the last norm; (sum of num_logits, E)."""
+        batch = build_batch(rows, self.block_size)
+        return self._model.hidden(batch, self._kv, batch.logit_idx)
+
     def _forward_torch(self, rows: Sequence[Row]) -> torch.Tensor:
         return self._model.forward(build_batch(rows, self.block_size), self._kv)
 
