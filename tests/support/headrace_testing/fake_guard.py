@@ -60,9 +60,10 @@ class FakeGuard:
     redacts: bool = False
     policies: frozenset[str] = frozenset({"", "default", "strict", "off"})
     switches: Switches = field(default_factory=Switches)
-    # For tests to look at: every input request and every opened output.
+    # For tests to look at: every input request, every opened output, every gateway's report.
     inputs: list[pb.CheckInputRequest] = field(default_factory=list)
     opened: list[pb.OutputOpen] = field(default_factory=list)
+    reports: list[pb.SentReport] = field(default_factory=list)
 
     async def CheckInput(  # noqa: N802 - contract name
         self, request: pb.CheckInputRequest, _call: Call
@@ -102,6 +103,28 @@ class FakeGuard:
                 yield self._output(opened.policy, choice, request.text)
             else:
                 raise InvalidRequest(f"CheckOutput: {kind} out of turn")
+
+    async def Moderate(  # noqa: N802 - contract name
+        self, request: pb.ModerateRequest, _call: Call
+    ) -> pb.ModerateResponse:
+        """Score texts: 1 for the blocklist if a substring of it is in the text, else 0."""
+        await self._obstruct()
+        terms = self._terms(pb.PolicyRef())
+        answer = pb.ModerateResponse(model_version=VERSION)
+        for text in request.texts:
+            is_hit = bool(_spans(text, terms))
+            scores = answer.results.add(flagged=["blocklist"] if is_hit else [])
+            scores.scores["blocklist"] = float(is_hit)
+            scores.not_evaluated = "told so" if self.switches.cannot_look else ""
+        return answer
+
+    async def ReportSent(  # noqa: N802 - contract name
+        self, request: pb.SentReport, _call: Call
+    ) -> pb.SentReportResponse:
+        """Keep a gateway's report."""
+        await self._obstruct()
+        self.reports.append(request)
+        return pb.SentReportResponse()
 
     def _output(
         self, ref: pb.PolicyRef, choice: _Choice, text: pb.OutputText
