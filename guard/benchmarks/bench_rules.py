@@ -19,8 +19,9 @@ from time import thread_time
 
 from headrace_common.clock import SystemClock
 from headrace_guard.classifiers.blocklist import BlocklistCache
+from headrace_guard.classifiers.text_model import Trust
 from headrace_guard.deadline import Deadline
-from headrace_guard.input_check import Part, check_input
+from headrace_guard.input_check import Part, check_part
 from headrace_guard.output_check import OutputCheck
 from headrace_guard.plan import Plan, Planner
 from headrace_guard.policy import Direction, load_policies
@@ -59,12 +60,12 @@ def main() -> None:
 def _inputs(plans: list[tuple[str, Plan]], repeats: int) -> None:
     _row("input, 2000 characters, 1000 terms", "p50 ms", "p99 ms", "ms/KB", "x reference")
     for kind, text in _TEXTS.items():
-        parts = [Part(text[:_CHARS], is_owners=False)]
-        reference_s = median(_times(partial(_REFERENCE.search, parts[0].text), repeats))
+        part = Part(text[:_CHARS], Trust.USER)
+        reference_s = median(_times(partial(_REFERENCE.search, part.text), repeats))
         for name, plan in plans:
-            times = _times(partial(check_input, plan, parts, None, 10**6, _deadline()), repeats)
+            times = _times(partial(check_part, plan, part, _deadline()), repeats)
             p50_s, p99_s = median(times), quantiles(times, n=100)[98]
-            kilobytes = len(parts[0].text.encode()) / 1000
+            kilobytes = len(part.text.encode()) / 1000
             _row(
                 f"{kind}, {name}",
                 f"{p50_s * 1e3:.3f}",

@@ -10,7 +10,7 @@ from headrace_guard.verdict import Action
 
 BROKEN = Path(__file__).parent / "broken_policies"
 MISTAKES = {
-    "action_unknown.toml": "policies.default.input.blocklist: one of off, allow",
+    "action_unknown.toml": "policies.default.input.blocklist: one of off, log, allow",
     "blocklist_not_texts.toml": "policies.default.blocklist: a list of texts",
     "category_unknown.toml": "policies.default.output: no category is called 'pii.e-mail'",
     "default_missing.toml": "policies: 'default' is missing",
@@ -20,6 +20,11 @@ MISTAKES = {
     "no_toml.toml": "not TOML",
     "term_invisible.toml": "has no visible character",
     "term_too_long.toml": "a term has more than 200 characters",
+    "point_unknown.toml": "policies.default.input.injection.point: one of strict, balanced",
+    "rule_key_unknown.toml": "policies.default.input.injection: 'threshold' is unknown",
+    "shadow_text.toml": "policies.default.shadow: true or false",
+    "topic_missing.toml": "policies.default.input.off_topic: the policy has no topic",
+    "topic_too_short.toml": "policies.default.topic: at least 5 example questions",
     "version_missing.toml": "version: a text is wanted",
 }
 

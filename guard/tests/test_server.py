@@ -14,7 +14,6 @@ from headrace_common.rpc import method_ref
 from headrace_common.session import SessionClient
 from headrace_common.settings import SettingsError
 from headrace_contracts.guard.v1 import guard_pb2 as pb
-from headrace_guard.policy import load_policies
 from headrace_guard.server import DESCRIPTOR, GuardApp
 from headrace_guard.settings import GuardSettings
 from headrace_testing.waiting import eventually, free_port
@@ -33,7 +32,7 @@ def status(port: int, path: str) -> int:
 
 async def test_ready_once_it_serves_and_not_when_it_drains() -> None:
     """Running streams end in their own time; new ones are refused."""
-    app = GuardApp(GuardSettings(drain_grace_s=5), load_policies(None))
+    app = GuardApp(GuardSettings(drain_grace_s=5))
     await app.start()
     client = SessionClient(f"127.0.0.1:{app.port}")
     assert await asyncio.to_thread(status, app.metrics_port, "/ready") == 200

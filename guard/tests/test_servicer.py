@@ -5,16 +5,21 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from headrace_common.clock import SystemClock
+from headrace_common.clock import Clock, SystemClock
 from headrace_common.errors import InvalidRequest
 from headrace_common.rpc import Call
 from headrace_contracts.guard.v1 import guard_pb2 as pb
+from headrace_guard.audit_record import RecordMaker
 from headrace_guard.classifiers.blocklist import BlocklistCache
 from headrace_guard.cpu_pool import CpuPool
+from headrace_guard.input_judge import INLINE_CHARS, InputJudge
 from headrace_guard.metrics import GuardMetrics
+from headrace_guard.moderation import Moderator
+from headrace_guard.output_session import MAX_CHOICES
 from headrace_guard.plan import Planner
-from headrace_guard.policy import load_policies, parse_policies
-from headrace_guard.servicer import INLINE_CHARS, MAX_CHOICES, GuardServicer, Limits
+from headrace_guard.policy import parse_policies
+from headrace_guard.servicer import GuardServicer, Limits, Tools
+from headrace_guard.verdict_cache import VerdictCache
 from headrace_testing.clock import FakeClock
 
 OPEN_POLICY = """
@@ -24,9 +29,25 @@ fails_open = true
 blocklist = []
 owner_exempt = []
 [policies.default.input]
-"*" = "block"
+"pii.*" = "block"
 [policies.default.output]
-"*" = "block"
+"pii.*" = "block"
+"""
+RULES_ONLY = """
+version = "1"
+[policies.default]
+fails_open = false
+blocklist = []
+owner_exempt = []
+input = { blocklist = "block", "pii.*" = "flag" }
+output = { blocklist = "block", "pii.*" = "flag" }
+[policies.strict]
+fails_open = false
+blocklist = []
+owner_exempt = []
+keeps_text = true
+input = { "pii.*" = "redact" }
+output = { "pii.*" = "redact" }
 """
 LONG = "word " * INLINE_CHARS
 
@@ -53,10 +74,36 @@ def servicer(pool: CpuPool, metrics: GuardMetrics) -> GuardServicer:
     return make(pool, metrics)
 
 
-def make(pool: CpuPool, metrics: GuardMetrics, text: str | None = None) -> GuardServicer:
-    policies = load_policies(None) if text is None else parse_policies(text)
-    planner = Planner(policies, BlocklistCache(8, 20, 1000))
-    return GuardServicer(planner, pool, Limits(5.0, 100_000, 1024), SystemClock(), metrics)
+class Notes:
+    """Keeps audit records."""
+
+    def __init__(self) -> None:
+        self.records: list[pb.AuditRecord] = []
+
+    def note(self, record: pb.AuditRecord) -> None:
+        self.records.append(record)
+
+
+def make(
+    pool: CpuPool,
+    metrics: GuardMetrics,
+    text: str | None = None,
+    *,
+    notes: Notes | None = None,
+    clock: Clock | None = None,
+) -> GuardServicer:
+    policies = parse_policies(RULES_ONLY if text is None else text)
+    judge = InputJudge(pool, None, VerdictCache(100), 100_000, lambda *_: None)
+    tools = Tools(
+        planner=Planner(policies, BlocklistCache(8, 20, 1000)),
+        judge=judge,
+        moderator=Moderator(None),
+        models=None,
+        pool=pool,
+        audit=notes or Notes(),
+        records=RecordMaker(b"key"),
+    )
+    return GuardServicer(tools, Limits(5.0, 100_000, 1024), clock or SystemClock(), metrics)
 
 
 def question(text: str, terms: tuple[str, ...] = ("canary",)) -> pb.CheckInputRequest:
@@ -174,9 +221,58 @@ async def test_verdicts_and_findings_are_counted(
 
 async def test_elapsed_time_is_told(pool: CpuPool, metrics: GuardMetrics) -> None:
     """From the clock that was given."""
-    clock = FakeClock()
-    planner = Planner(load_policies(None), BlocklistCache(8, 20, 1000))
-    servicer = GuardServicer(planner, pool, Limits(5.0, 1000, 1024), clock, metrics)
+    servicer = make(pool, metrics, clock=FakeClock())
     answer = await servicer.CheckInput(question("canary"), Call(5))
     assert answer.verdict.elapsed_s == 0.0
     assert answer.verdict.policy_version.startswith("1/default/")
+
+
+async def test_the_audit_says_what_was_found_and_not_its_text(
+    pool: CpuPool, metrics: GuardMetrics
+) -> None:
+    """Who, which policy, where, a keyed hash; equal texts have equal hashes."""
+    notes = Notes()
+    servicer = make(pool, metrics, notes=notes)
+    request = question("mail a@b.co and a@b.co")
+    request.request_id, request.tenant_id, request.key_id = "r1", "t1", "k1"
+    request.parts[0].path = "messages[0].content"
+    await servicer.CheckInput(request, Call(5))
+    (record,) = notes.records
+    assert (record.kind, record.request_id, record.tenant_id) == (pb.AUDIT_KIND_INPUT, "r1", "t1")
+    assert (record.key_id, record.policy, record.scanned_chars) == ("k1", "default", 22)
+    assert record.policy_version.startswith("1/default/")
+    first, second = record.findings
+    assert (first.category, first.path) == ("pii.email", "messages[0].content")
+    assert (first.start, first.end, first.text) == (5, 11, "")
+    assert first.span_hmac == second.span_hmac
+    assert b"a@b.co" not in record.SerializeToString()
+
+
+async def test_the_audit_counts_what_was_read_and_released(
+    pool: CpuPool, metrics: GuardMetrics
+) -> None:
+    """One record per choice, at its end; text only where the policy keeps it."""
+    notes = Notes()
+    servicer = make(pool, metrics, notes=notes)
+
+    async def requests() -> AsyncIterator[pb.CheckOutputRequest]:
+        opened = pb.OutputOpen(request_id="r", policy=pb.PolicyRef(policy="strict"))
+        yield pb.CheckOutputRequest(open=opened)
+        for idx, text in ((0, "mail a@b.c"), (1, "hello"), (0, "o now")):
+            yield pb.CheckOutputRequest(text=pb.OutputText(choice_idx=idx, text=text))
+        yield pb.CheckOutputRequest(text=pb.OutputText(choice_idx=0, last=True))
+
+    _ = [one async for one in servicer.CheckOutput(requests(), Call(5))]
+    zero, one = notes.records
+    assert (zero.choice_idx, zero.scanned_chars, zero.released_chars) == (0, 15, 15)
+    assert zero.released_text_chars == len("mail [redacted pii.email] now")
+    assert (zero.findings[0].text, zero.action) == ("a@b.co", pb.ACTION_REDACT)
+    assert (one.choice_idx, one.scanned_chars, one.state) == (1, 5, pb.VERDICT_STATE_CLEAN)
+
+
+async def test_moderation_tells_what_was_not_judged(servicer: GuardServicer) -> None:
+    """Rules score; without trained classifiers the rest is not called clean."""
+    answer = await servicer.Moderate(pb.ModerateRequest(texts=["mail a@b.co", "hi"]), Call(5))
+    assert [list(one.flagged) for one in answer.results] == [["pii.email"], []]
+    assert answer.results[0].scores["pii.email"] == 1.0
+    assert answer.results[1].not_evaluated

@@ -10,7 +10,6 @@ from headrace_common.errors import InvalidRequest
 from headrace_common.rpc import call_unary, method_ref, open_channel
 from headrace_common.session import SessionCall, SessionClient
 from headrace_contracts.guard.v1 import guard_pb2 as pb
-from headrace_guard.policy import load_policies
 from headrace_guard.server import GuardApp
 from headrace_guard.settings import GuardSettings
 from headrace_testing.fake_guard import FakeGuard, FakeGuardServer
@@ -29,7 +28,7 @@ async def address(request: pytest.FixtureRequest) -> AsyncIterator[str]:
         async with FakeGuardServer(FakeGuard()) as server:
             yield server.address
         return
-    app = GuardApp(GuardSettings(drain_grace_s=0), load_policies(None))
+    app = GuardApp(GuardSettings(drain_grace_s=0))
     await app.start()
     yield f"127.0.0.1:{app.port}"
     await app.stop()

@@ -46,12 +46,10 @@ def main(arguments: list[str] | None = None) -> None:
     telemetry = Telemetry("guard", TelemetrySettings.load_or_exit())
     settings.log_values()
     try:
-        policies = load_policies(settings.policy_file)
+        run(serve(settings))
     except PolicyError as error:
-        _log.error("policy file: %s", error)
+        _log.error("policies: %s", error)
         raise SystemExit(2) from error
-    try:
-        run(serve(settings, policies))
     finally:
         telemetry.shutdown()
 

@@ -62,3 +62,45 @@ class GuardMetrics:
             "Long texts that run in or wait for a thread.",
             registry=registry,
         )
+        self.cached_parts = Counter(
+            "headrace_guard_cached_parts",
+            "Parts of requests by whether their result was kept from before (hit, miss).",
+            ["result"],
+            registry=registry,
+        )
+        self.policy_reloads = Counter(
+            "headrace_guard_policy_reloads",
+            "Readings of policies from disk, by result (applied, refused).",
+            ["result"],
+            registry=registry,
+        )
+        self.audit = AuditMetrics(registry)
+
+
+class AuditMetrics:
+    """Collectors of the audit."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.records = Counter(
+            "headrace_guard_audit_records", "Audit records written.", registry=registry
+        )
+        self.dropped = Counter(
+            "headrace_guard_audit_dropped",
+            "Audit records lost because too many waited to be written.",
+            registry=registry,
+        )
+        self.waiting = Gauge(
+            "headrace_guard_audit_waiting", "Audit records not yet written.", registry=registry
+        )
+        self.unpublished = Gauge(
+            "headrace_guard_audit_unpublished",
+            "Audit records that Kafka has not taken yet, as of the last look.",
+            registry=registry,
+        )
+        self.unscanned = Counter(
+            "headrace_guard_released_unscanned",
+            "Requests of which more characters went out than the guard scanned and released: "
+            "leak = nobody allowed it, fail_open = the key is fail-open.",
+            ["kind"],
+            registry=registry,
+        )

@@ -1,6 +1,7 @@
 r"""Judges a growing output and lets out what can no longer turn out to be forbidden.
 
-Two scanners in a row. The first looks for what must not get out (block, redact) and holds text
+Trained classifiers come first, if the policy asks for them (`headrace_guard.model_gate`), then two
+scanners in a row. The first looks for what must not get out (block, redact) and holds text
 back while it is undecided; the second looks at what the first lets out for things that are only
 reported, and holds nothing back. Without anything to hold, text passes at once.
 
@@ -18,9 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from headrace_guard.classifiers.base import Match
+from headrace_guard.classifiers.text_model import TextModels
 from headrace_guard.deadline import Deadline, OutOfTimeError
+from headrace_guard.model_gate import ModelGate
 from headrace_guard.plan import Plan
 from headrace_guard.redact import clusters, placeholder
 from headrace_guard.stream_scan import Settled, StreamScanner
@@ -51,10 +55,16 @@ class OutputCheck:
         plan: what to look for.
         choice_idx: goes into findings.
         max_held_chars: most undecided characters.
+        models: trained classifiers; None = none are there.
     """
 
-    def __init__(self, plan: Plan, choice_idx: int, max_held_chars: int) -> None:
+    def __init__(
+        self, plan: Plan, choice_idx: int, max_held_chars: int, models: TextModels | None = None
+    ) -> None:
         self._plan, self._choice_idx = plan, choice_idx
+        self._gate = _gate(plan, models)
+        # The policy asks for classifiers that are not there: nothing can be judged.
+        self._lacks_models = plan.asked is not None and models is None
         self._holder = StreamScanner(plan.holding, max_held_chars)
         self._watcher = StreamScanner(plan.watching, max_held_chars)
         self._num_released_chars = 0
@@ -64,7 +74,8 @@ class OutputCheck:
     @property
     def num_scanned_chars(self) -> int:
         """Characters of the output that were read."""
-        return self._holder.num_scanned_chars + self._num_dropped_chars
+        read = self._gate.num_scanned_chars if self._gate else self._holder.num_scanned_chars
+        return read + self._num_dropped_chars
 
     @property
     def num_released_chars(self) -> int:
@@ -74,38 +85,88 @@ class OutputCheck:
     @property
     def num_held_chars(self) -> int:
         """Characters that wait for what follows."""
-        return 0 if self.is_over else self._holder.num_held_chars
+        if self.is_over:
+            return 0
+        return self._holder.num_held_chars + (self._gate.num_held_chars if self._gate else 0)
 
     def feed(self, text: str, is_last: bool, deadline: Deadline) -> Released:
         """Judge more text. After the end, text is counted and dropped."""
+        if self._lacks_models:
+            return self.pass_unseen(text, is_last, Reason.NO_MODEL)
         released = Released()
-        done = 0
+        if self.is_over:
+            self._num_dropped_chars += len(text)
+            return released
+        before = self._gate.num_scanned_chars if self._gate else 0
         try:
-            while done < len(text) and not self.is_over:
-                deadline.check()
-                piece = text[done : done + self._holder.room()]
-                done += len(piece)
-                self._take(self._holder.feed(piece), released)
+            if self._gate is None:
+                self._hold(text, deadline, released)
+            else:
+                self._feed_gate(self._gate, text, is_last, deadline, released)
             if is_last and not self.is_over:
                 self._take(self._holder.finish(), released)
-        except OutOfTimeError:
-            return self.pass_unseen(text[done:], is_last, Reason.OUT_OF_TIME, released)
-        self._num_dropped_chars += len(text) - done
+        except _OutOfTimeError as error:
+            rest, ahead = error.rest, ""
+            if self._gate is not None:
+                rest, ahead = text[self._gate.num_scanned_chars - before :], error.rest
+            return self.pass_unseen(rest, is_last, Reason.OUT_OF_TIME, released, ahead=ahead)
         if is_last and not self.is_over:
             self._end(released)
         return released
 
+    def _hold(self, text: str, deadline: Deadline, released: Released) -> None:
+        done = 0
+        while done < len(text) and not self.is_over:
+            try:
+                deadline.check()
+            except OutOfTimeError as error:
+                raise _OutOfTimeError(text[done:]) from error
+            piece = text[done : done + self._holder.room()]
+            done += len(piece)
+            self._take(self._holder.feed(piece), released)
+        if self._gate is None:
+            self._num_dropped_chars += len(text) - done
+
+    def _feed_gate(
+        self, gate: ModelGate, text: str, is_last: bool, deadline: Deadline, released: Released
+    ) -> None:
+        before = gate.num_scanned_chars
+        for judged in chain(gate.feed(text), gate.finish() if is_last else ()):
+            self._hold(judged.text, deadline, released)
+            if not self.is_over:
+                self._report(judged.matches, released)
+                if judged.is_blocked:
+                    self._stop(released)
+            if self.is_over:
+                break
+        self._num_dropped_chars += len(text) - (gate.num_scanned_chars - before)
+
     def pass_unseen(
-        self, text: str, is_last: bool, reason: Reason, released: Released | None = None
+        self,
+        text: str,
+        is_last: bool,
+        reason: Reason,
+        released: Released | None = None,
+        *,
+        ahead: str = "",
     ) -> Released:
-        """Take text that could not be judged: stop if the policy is fail-closed, or let it out."""
+        """Take text that could not be judged: stop if the policy is fail-closed, or let it out.
+
+        Args:
+            text: is new.
+            is_last: nothing follows.
+            reason: why it could not be judged.
+            released: what came out before it.
+            ahead: comes before *text*; trained classifiers have seen it, nothing else has.
+        """
         released = released or Released()
         if self.is_over:
             self._num_dropped_chars += len(text)
             return released
         if self._plan.policy.fails_open:
             released.not_evaluated = reason
-            settled = self._holder.skip(text)
+            skipped = self._gate.skip(text) if self._gate is not None else text
+            settled = self._holder.skip(ahead + skipped)
             self._watcher.skip(settled.text)
             released.text += settled.text
             self._num_released_chars += len(settled.text)
@@ -207,3 +268,22 @@ class OutputCheck:
 
     def _action(self, match: Match) -> Action:
         return self._plan.policy.action(self._plan.direction, match.category)
+
+
+class _OutOfTimeError(Exception):
+    """The time was over before this much text was judged."""
+
+    def __init__(self, rest: str) -> None:
+        super().__init__()
+        self.rest = rest
+
+
+def _gate(plan: Plan, models: TextModels | None) -> ModelGate | None:
+    if plan.asked is None or models is None:
+        return None
+    blocking = frozenset(
+        category
+        for category in plan.asked.points
+        if plan.policy.action(plan.direction, category) in (Action.REDACT, Action.BLOCK)
+    )
+    return ModelGate(models, plan.asked, blocking)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from headrace_guard.classifiers.base import Classifier, Match
 from headrace_guard.classifiers.blocklist import CATEGORY as BLOCKLIST
 from headrace_guard.classifiers.blocklist import Blocklist, BlocklistCache
 from headrace_guard.classifiers.catalogue import RULES
-from headrace_guard.classifiers.rule import RuleSet
+from headrace_guard.classifiers.rule import Rule, RuleSet
+from headrace_guard.classifiers.text_model import CATEGORIES as MODEL_CATEGORIES
+from headrace_guard.classifiers.text_model import Asked
 from headrace_guard.policy import DEFAULT_POLICY, Direction, Policy
 from headrace_guard.verdict import Action, Finding
 
@@ -22,12 +26,22 @@ class Plan:
         direction: into the model or out of it.
         holding: classifiers whose findings must not get out (block, redact).
         watching: classifiers whose findings only are reported.
+        asked: what trained classifiers are asked; None = nothing.
+        terms: the key's own blocklist.
     """
 
     policy: Policy
     direction: Direction
     holding: tuple[Classifier, ...]
     watching: tuple[Classifier, ...]
+    asked: Asked | None = None
+    # Of a key's own blocklist; part of what a verdict depends on.
+    terms: tuple[str, ...] = ()
+
+    @property
+    def looks(self) -> bool:
+        """Whether anything is looked for at all."""
+        return bool(self.all_classifiers or self.asked)
 
     @property
     def all_classifiers(self) -> tuple[Classifier, ...]:
@@ -44,22 +58,27 @@ class Plan:
             match.start,
             match.end,
             self.policy.action(self.direction, match.category),
+            self.policy.shadow_action(self.direction, match.category),
         )
+
+
+# By policy and direction, without any key's blocklist.
+Plans = Mapping[tuple[str, Direction], Plan]
 
 
 class Planner:
     """Makes plans. A policy's own classifiers are built once, a key's blocklist once per key.
 
-    Belongs to one thread.
+    Belongs to one thread. Plans that were given out stay as they are when others take their place.
     """
 
-    def __init__(self, policies: dict[str, Policy], blocklists: BlocklistCache) -> None:
-        self._policies, self._blocklists = policies, blocklists
-        self._plans = {
-            (name, direction): _own_plan(policy, direction)
-            for name, policy in policies.items()
-            for direction in Direction
-        }
+    def __init__(self, policies: Mapping[str, Policy], blocklists: BlocklistCache) -> None:
+        self._blocklists = blocklists
+        self._plans = plans_of(policies)
+
+    def use(self, plans: Plans) -> None:
+        """Make plans from these policies from now on."""
+        self._plans = plans
 
     def plan(self, name: str, direction: Direction) -> Plan | None:
         """Return the plan of a policy without any key's blocklist; None = no such policy."""
@@ -76,22 +95,47 @@ class Planner:
             return plan
         blocklist = self._blocklists.get(key_terms)
         if _holds(action):
-            return replace(plan, holding=(blocklist, *plan.holding))
-        return replace(plan, watching=(blocklist, *plan.watching))
+            return replace(plan, holding=(blocklist, *plan.holding), terms=key_terms)
+        return replace(plan, watching=(blocklist, *plan.watching), terms=key_terms)
+
+
+def plans_of(policies: Mapping[str, Policy]) -> Plans:
+    """Make the plans of policies ready; takes a while, and may run on any thread."""
+    return {
+        (name, direction): _own_plan(policy, direction)
+        for name, policy in policies.items()
+        for direction in Direction
+    }
 
 
 def _own_plan(policy: Policy, direction: Direction) -> Plan:
     holding: list[Classifier] = []
     watching: list[Classifier] = []
-    actions = policy.actions[direction]
-    if policy.blocklist and BLOCKLIST in actions:
-        (holding if _holds(actions[BLOCKLIST]) else watching).append(Blocklist(policy.blocklist))
-    rules = [rule for rule in RULES if rule.category in actions]
-    held = [rule for rule in rules if _holds(actions[rule.category])]
-    watched = [rule for rule in rules if not _holds(actions[rule.category])]
-    holding += [RuleSet(held)] if held else []
-    watching += [RuleSet(watched)] if watched else []
-    return Plan(policy, direction, tuple(holding), tuple(watching))
+    wanted = policy.rules[direction]
+    if policy.blocklist and BLOCKLIST in wanted:
+        side = holding if _holds(policy.action(direction, BLOCKLIST)) else watching
+        side.append(Blocklist(policy.blocklist))
+    rules = [rule for rule in RULES if rule.category in wanted]
+    held = tuple(rule for rule in rules if _holds(policy.action(direction, rule.category)))
+    watched = tuple(rule for rule in rules if not _holds(policy.action(direction, rule.category)))
+    holding += [_rule_set(held)] if held else []
+    watching += [_rule_set(watched)] if watched else []
+    return Plan(policy, direction, tuple(holding), tuple(watching), _asked(policy, direction))
+
+
+@lru_cache(maxsize=64)
+def _rule_set(rules: tuple[Rule, ...]) -> RuleSet:
+    # Compiling takes tens of milliseconds, and most policies share their sets.
+    return RuleSet(rules)
+
+
+def _asked(policy: Policy, direction: Direction) -> Asked | None:
+    points = {
+        category: rule.point
+        for category, rule in policy.rules[direction].items()
+        if category in MODEL_CATEGORIES
+    }
+    return Asked(points, policy.topic, policy.uses_judge) if points else None
 
 
 def _holds(action: Action) -> bool:

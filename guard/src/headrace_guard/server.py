@@ -1,25 +1,37 @@
-"""Composition root: builds the servicer, serves, drains."""
+"""Composition root: builds the servicers, serves, drains."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
-from headrace_common.clock import SystemClock
-from headrace_common.lifecycle import Lifecycle
+from headrace_common.clock import Clock, SystemClock
+from headrace_common.lifecycle import Lifecycle, cancel_and_wait, supervise
 from headrace_common.metrics import ObservabilityServer, RpcMetrics, new_registry
 from headrace_common.rpc_server import RpcServer
 from headrace_common.settings import split_address
 from headrace_contracts.guard.v1 import guard_pb2
+from headrace_guard.admin_servicer import GuardAdminServicer
+from headrace_guard.audit_journal import AuditJournal
+from headrace_guard.audit_log import AuditLog
+from headrace_guard.audit_record import RecordMaker
 from headrace_guard.classifiers.blocklist import BlocklistCache
+from headrace_guard.classifiers.text_model import TextModels
 from headrace_guard.cpu_pool import CpuPool
+from headrace_guard.input_judge import InputJudge
 from headrace_guard.metrics import GuardMetrics
+from headrace_guard.moderation import Moderator
 from headrace_guard.plan import Planner
-from headrace_guard.policy import Policy
-from headrace_guard.servicer import GuardServicer, Limits
+from headrace_guard.policy_book import PolicyBook
+from headrace_guard.policy_store import PolicyStore
+from headrace_guard.servicer import GuardServicer, Limits, Tools
 from headrace_guard.settings import GuardSettings
+from headrace_guard.verdict_cache import VerdictCache
 
 _log = logging.getLogger(__name__)
 DESCRIPTOR = guard_pb2.DESCRIPTOR.services_by_name["Guard"]
+ADMIN_DESCRIPTOR = guard_pb2.DESCRIPTOR.services_by_name["GuardAdmin"]
+_AUDIT_FILE = "audit.sqlite3"
 
 
 class GuardApp:
@@ -27,10 +39,17 @@ class GuardApp:
 
     Args:
         settings: where and how much.
-        policies: by name; see `policy.load_policies`.
+        models: trained classifiers; None = none are there.
+        clock: time.
+
+    Raises:
+        PolicyError: the policies are wrong.
     """
 
-    def __init__(self, settings: GuardSettings, policies: dict[str, Policy]) -> None:
+    def __init__(
+        self, settings: GuardSettings, models: TextModels | None = None, clock: Clock | None = None
+    ) -> None:
+        clock = clock or SystemClock()
         self.lifecycle = Lifecycle()
         self._settings = settings
         self._registry = new_registry()
@@ -38,18 +57,47 @@ class GuardApp:
         self._pool = CpuPool(
             settings.num_threads, settings.max_waiting_texts, metrics.long_texts_waiting
         )
+        store = PolicyStore(settings.policy_file, settings.policy_dir)
+        policies = store.load()
         planner = Planner(
-            policies,
+            policies.by_name,
             BlocklistCache(
                 settings.cached_blocklists,
                 settings.max_blocklist_terms,
                 settings.max_blocklist_chars,
             ),
         )
+        self.book = PolicyBook(store, policies, planner, metrics)
+        folder = settings.audit_dir
+        journal = AuditJournal(folder / _AUDIT_FILE if folder else None, settings.audit_max_records)
+        self.audit = AuditLog(
+            journal,
+            clock,
+            metrics.audit,
+            kafka_bootstrap=settings.kafka_bootstrap,
+            max_waiting=settings.audit_max_waiting,
+            sent_grace_s=settings.sent_grace_s,
+        )
         limits = Limits(settings.check_budget_s, settings.max_input_chars, settings.max_held_chars)
-        servicer = GuardServicer(planner, self._pool, limits, SystemClock(), metrics)
-        self._rpc = RpcServer(settings.listen, [(DESCRIPTOR, servicer)], RpcMetrics(self._registry))
+        tools = Tools(
+            planner,
+            _input_judge(settings, self._pool, models, metrics),
+            Moderator(models),
+            models,
+            self._pool,
+            self.audit,
+            RecordMaker(journal.span_key),
+        )
+        self._rpc = RpcServer(
+            settings.listen,
+            [
+                (DESCRIPTOR, GuardServicer(tools, limits, clock, metrics)),
+                (ADMIN_DESCRIPTOR, GuardAdminServicer(self.book, self.audit)),
+            ],
+            RpcMetrics(self._registry),
+        )
         self._observability: ObservabilityServer | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     @property
     def port(self) -> int:
@@ -67,6 +115,8 @@ class GuardApp:
         self._observability = ObservabilityServer(
             host, port, self._registry, lambda: self.lifecycle.is_ready
         )
+        self.audit.start()
+        self._watch = asyncio.create_task(supervise("policies", self._keep_policies))
         await self._rpc.start()
         await self._rpc.set_ready(True)
         self.lifecycle.set_ready(True)
@@ -76,14 +126,34 @@ class GuardApp:
         """Take no new calls, let running streams end, leave."""
         self.lifecycle.set_ready(False)
         await self._rpc.stop(self._settings.drain_grace_s)
+        await cancel_and_wait(self._watch)
+        await self.audit.close()
         self._pool.close()
         if self._observability is not None:
             self._observability.close()
 
+    async def _keep_policies(self) -> None:
+        await self.book.keep(self._settings.policy_poll_s)
 
-async def serve(settings: GuardSettings, policies: dict[str, Policy]) -> None:
-    """Run a guard until a stop signal."""
-    app = GuardApp(settings, policies)
+
+def _input_judge(
+    settings: GuardSettings, pool: CpuPool, models: TextModels | None, metrics: GuardMetrics
+) -> InputJudge:
+    def on_cached(num_hits: int, num_misses: int) -> None:
+        metrics.cached_parts.labels("hit").inc(num_hits)
+        metrics.cached_parts.labels("miss").inc(num_misses)
+
+    cache = VerdictCache(settings.cached_verdicts)
+    return InputJudge(pool, models, cache, settings.max_input_chars, on_cached)
+
+
+async def serve(settings: GuardSettings) -> None:
+    """Run a guard until a stop signal.
+
+    Raises:
+        PolicyError: the policies are wrong.
+    """
+    app = GuardApp(settings)
     app.lifecycle.install_signals()
     await app.start()
     await app.lifecycle.stopping.wait()

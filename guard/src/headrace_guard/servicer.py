@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from headrace_common.clock import Clock
 from headrace_common.errors import InvalidRequest
 from headrace_common.rpc import Call
 from headrace_contracts.guard.v1 import guard_pb2 as pb
+from headrace_guard.audit_record import RecordMaker, Subject
 from headrace_guard.classifiers.blocklist import BlocklistTooLargeError
+from headrace_guard.classifiers.text_model import TextModels
 from headrace_guard.cpu_pool import CpuPool, OverloadedError
 from headrace_guard.deadline import Deadline
-from headrace_guard.input_check import InputResult, Part, check_input
+from headrace_guard.input_check import Part
+from headrace_guard.input_judge import INLINE_CHARS, InputJudge, Question
 from headrace_guard.metrics import GuardMetrics
-from headrace_guard.output_check import OutputCheck, Released
+from headrace_guard.moderation import Moderator
+from headrace_guard.output_check import Released
+from headrace_guard.output_session import ChoiceLog, OutputSession
 from headrace_guard.plan import Plan, Planner
 from headrace_guard.policy import Direction, Policy
-from headrace_guard.verdict import Reason, State, Verdict, judge
-from headrace_guard.wire import verdict_message
+from headrace_guard.verdict import Finding, Reason, State, Verdict
+from headrace_guard.wire import trust_of, verdict_message
 
 T = TypeVar("T")
 
-# Longer texts go to a thread: this much takes about a millisecond.
-INLINE_CHARS = 4096
-# As many as the public API allows for `n`.
-MAX_CHOICES = 128
 # Share of the caller's remaining time that is used, so that the answer still arrives.
 _USED_TIME_RATIO = 0.8
+# Most texts of one call of Moderate.
+_MAX_MODERATED_TEXTS = 128
 # What a key gets whose policy does not exist: nothing passes.
 _NO_POLICY = Policy(
     "", "unknown", False, (), frozenset(), {direction: {} for direction in Direction}
 )
+
+
+class Audit(Protocol):
+    """Takes down what was judged."""
+
+    def note(self, record: pb.AuditRecord) -> None:
+        """Take a record down; never waits."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,29 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Tools:
+    """What the servicer works with.
+
+    Args:
+        planner: policies, ready to run.
+        judge: judges whole requests.
+        moderator: scores texts.
+        models: trained classifiers; None = none are there.
+        pool: threads for long texts.
+        audit: takes everything down.
+        records: makes audit records.
+    """
+
+    planner: Planner
+    judge: InputJudge
+    moderator: Moderator
+    models: TextModels | None
+    pool: CpuPool
+    audit: Audit
+    records: RecordMaker
+
+
+@dataclass(frozen=True)
 class _Prepared:
     """What looks, or why nothing can."""
 
@@ -63,17 +96,14 @@ class GuardServicer:
     """Guard contract. Short texts are judged on the event loop, long ones on threads.
 
     Args:
-        planner: policies, ready to run.
-        pool: threads for long texts.
+        tools: what does the work.
         limits: bounds of one check.
         clock: source of time.
         metrics: where verdicts are counted.
     """
 
-    def __init__(
-        self, planner: Planner, pool: CpuPool, limits: Limits, clock: Clock, metrics: GuardMetrics
-    ) -> None:
-        self._planner, self._pool, self._limits = planner, pool, limits
+    def __init__(self, tools: Tools, limits: Limits, clock: Clock, metrics: GuardMetrics) -> None:
+        self._tools, self._limits = tools, limits
         self._clock, self._metrics = clock, metrics
 
     async def CheckInput(  # noqa: N802 - contract name
@@ -82,9 +112,18 @@ class GuardServicer:
         """Judge a whole request."""
         started_s = self._clock.now_s()
         prepared = self._prepare(request.policy, Direction.INPUT)
-        result = await self._check_input(prepared, request, self._deadline(call))
+        plan, missed = prepared.plan, prepared.missed
+        # A policy that looks for nothing has nothing left unseen.
+        if missed is None and request.opaque_paths and plan.looks:
+            missed = Reason.OPAQUE_PART
+        parts = [Part(part.text, trust_of(part.trust)) for part in request.parts]
+        question = Question(plan, request.tenant_id, parts, missed)
+        result = await self._tools.judge.judge(question, self._deadline(call))
         elapsed_s = self._clock.now_s() - started_s
-        self._count(Direction.INPUT, result.verdict, prepared.plan.policy, elapsed_s)
+        self._count(Direction.INPUT, result.verdict, plan.policy, elapsed_s)
+        subject = self._subject(request, plan)
+        record = self._tools.records.input(subject, result.verdict, request.parts, elapsed_s)
+        self._tools.audit.note(record)
         return pb.CheckInputResponse(
             verdict=verdict_message(result.verdict, elapsed_s),
             redacted_parts=result.redacted_parts,
@@ -99,67 +138,83 @@ class GuardServicer:
             InvalidRequest: the messages do not follow the contract.
         """
         prepared: _Prepared | None = None
-        choices: dict[int, OutputCheck] = {}
-        ended: set[int] = set()
-        async for request in requests:
-            match request.WhichOneof("kind"):
-                case "open" if prepared is None:
-                    prepared = self._prepare(request.open.policy, Direction.OUTPUT)
-                case "text" if prepared is not None:
-                    check = self._choice(choices, prepared.plan, request.text, ended)
-                    yield await self._check_output(prepared, check, request.text, call)
-                case kind:
-                    raise InvalidRequest(f"CheckOutput: {kind or 'an empty message'} out of turn")
+        session: OutputSession | None = None
+        subject: Subject | None = None
+        try:
+            async for request in requests:
+                match request.WhichOneof("kind"):
+                    case "open" if prepared is None:
+                        prepared = self._prepare(request.open.policy, Direction.OUTPUT)
+                        subject = self._subject(request.open, prepared.plan)
+                        max_held_chars = self._limits.max_held_chars
+                        models = self._tools.models
+                        session = OutputSession(prepared.plan, max_held_chars, models)
+                    case "text" if prepared is not None and session is not None:
+                        log = session.choice(request.text)
+                        yield await self._check_output(prepared, log, request.text, call)
+                    case kind:
+                        what = kind or "an empty message"
+                        raise InvalidRequest(f"CheckOutput: {what} out of turn")
+        finally:
+            if session is not None and subject is not None:
+                for choice_idx, log in session.logs():
+                    self._tools.audit.note(self._tools.records.output(subject, choice_idx, log))
+
+    async def Moderate(  # noqa: N802 - contract name
+        self, request: pb.ModerateRequest, call: Call
+    ) -> pb.ModerateResponse:
+        """Score texts by category.
+
+        Raises:
+            InvalidRequest: too many texts, or too long ones.
+        """
+        num_chars = sum(map(len, request.texts))
+        if len(request.texts) > _MAX_MODERATED_TEXTS or num_chars > self._limits.max_input_chars:
+            raise InvalidRequest(
+                f"At most {_MAX_MODERATED_TEXTS} texts with {self._limits.max_input_chars} "
+                "characters are judged at once.",
+                param="input",
+            )
+        deadline = self._deadline(call)
+        answer = pb.ModerateResponse(model_version=self._tools.moderator.version)
+        for text in request.texts:
+            scores = await self._tools.moderator.scores(text, deadline)
+            answer.results.add(
+                scores=scores.by_category,
+                flagged=sorted(scores.flagged),
+                not_evaluated=scores.missed.value if scores.missed else "",
+            )
+        return answer
+
+    async def ReportSent(  # noqa: N802 - contract name
+        self, request: pb.SentReport, _call: Call
+    ) -> pb.SentReportResponse:
+        """Take down what the gateway sent."""
+        self._tools.audit.note(self._tools.records.sent(request))
+        return pb.SentReportResponse()
+
+    def _subject(self, request: pb.CheckInputRequest | pb.OutputOpen, plan: Plan) -> Subject:
+        models = self._tools.models
+        version = models.version if models is not None and plan.asked is not None else ""
+        return Subject(request.request_id, request.tenant_id, request.key_id, plan, version)
 
     def _prepare(self, ref: pb.PolicyRef, direction: Direction) -> _Prepared:
-        plan = self._planner.plan(ref.policy, direction)
+        planner = self._tools.planner
+        plan = planner.plan(ref.policy, direction)
         if plan is None:
             return _Prepared(Plan(_NO_POLICY, direction, (), ()), Reason.UNKNOWN_POLICY)
         try:
-            return _Prepared(self._planner.with_terms(plan, tuple(ref.blocklist)), None)
+            return _Prepared(planner.with_terms(plan, tuple(ref.blocklist)), None)
         except BlocklistTooLargeError:
             return _Prepared(plan, Reason.BAD_BLOCKLIST)
 
-    async def _check_input(
-        self, prepared: _Prepared, request: pb.CheckInputRequest, deadline: Deadline
-    ) -> InputResult:
-        plan, missed = prepared.plan, prepared.missed
-        # A policy that looks for nothing has nothing left unseen.
-        if missed is None and request.opaque_paths and plan.all_classifiers:
-            missed = Reason.OPAQUE_PART
-        parts = [Part(part.text, part.trust == pb.TRUST_OWNER) for part in request.parts]
-
-        def work() -> InputResult:
-            return check_input(plan, parts, missed, self._limits.max_input_chars, deadline)
-
-        try:
-            async with asyncio.timeout(deadline.budget_s):
-                return await self._run(sum(len(part.text) for part in parts), work)
-        except OverloadedError:
-            return _unseen(plan, Reason.OVERLOADED)
-        except TimeoutError:
-            return _unseen(plan, Reason.OUT_OF_TIME)
-
-    def _choice(
-        self, choices: dict[int, OutputCheck], plan: Plan, text: pb.OutputText, ended: set[int]
-    ) -> OutputCheck:
-        if text.choice_idx in ended:
-            raise InvalidRequest(f"CheckOutput: choice {text.choice_idx} has ended")
-        if text.last:
-            ended.add(text.choice_idx)
-        if text.choice_idx not in choices:
-            if len(choices) >= MAX_CHOICES:
-                raise InvalidRequest(f"CheckOutput: more than {MAX_CHOICES} choices")
-            check = OutputCheck(plan, text.choice_idx, self._limits.max_held_chars)
-            choices[text.choice_idx] = check
-        return choices[text.choice_idx]
-
     async def _check_output(
-        self, prepared: _Prepared, check: OutputCheck, text: pb.OutputText, call: Call
+        self, prepared: _Prepared, log: ChoiceLog, text: pb.OutputText, call: Call
     ) -> pb.CheckOutputResponse:
-        started_s = self._clock.now_s()
-        released = await self._judge_output(prepared, check, text, call)
+        started_s, check = self._clock.now_s(), log.check
+        released = await self._judge_output(prepared, log, text, call)
         elapsed_s = self._clock.now_s() - started_s
+        log.note(text.text, released, elapsed_s)
         verdict = check.verdict(released)
         self._metrics.held_chars.observe(check.num_held_chars)
         if verdict is None:
@@ -177,8 +232,9 @@ class GuardServicer:
         )
 
     async def _judge_output(
-        self, prepared: _Prepared, check: OutputCheck, text: pb.OutputText, call: Call
+        self, prepared: _Prepared, log: ChoiceLog, text: pb.OutputText, call: Call
     ) -> Released:
+        check = log.check
         if prepared.missed is not None:
             return check.pass_unseen(text.text, text.last, prepared.missed)
         deadline = self._deadline(call)
@@ -190,7 +246,7 @@ class GuardServicer:
             return check.pass_unseen(text.text, text.last, Reason.OVERLOADED)
 
     async def _run(self, num_chars: int, work: Callable[[], T]) -> T:
-        return work() if num_chars <= INLINE_CHARS else await self._pool.run(work)
+        return work() if num_chars <= INLINE_CHARS else await self._tools.pool.run(work)
 
     def _deadline(self, call: Call) -> Deadline:
         left_s = call.time_left_s()
@@ -203,7 +259,7 @@ class GuardServicer:
         metrics, label = self._metrics, direction.value
         metrics.verdicts.labels(label, verdict.state.value, verdict.action.name.lower()).inc()
         for finding in verdict.findings:
-            metrics.findings.labels(label, finding.category, finding.action.name.lower()).inc()
+            metrics.findings.labels(label, finding.category, _done(finding)).inc()
         if verdict.state is State.NOT_EVALUATED and verdict.reason is not None:
             metrics.not_evaluated.labels(label, verdict.reason.name.lower()).inc()
             if policy.fails_open:
@@ -211,7 +267,7 @@ class GuardServicer:
         metrics.duration_s.labels(label).observe(elapsed_s)
 
 
-def _unseen(plan: Plan, reason: Reason) -> InputResult:
-    policy = plan.policy
-    verdict = judge((), policy.version, not_evaluated=reason, fails_open=policy.fails_open)
-    return InputResult(verdict, {})
+def _done(finding: Finding) -> str:
+    if finding.shadow_action is not None:
+        return f"shadow_{finding.shadow_action.name.lower()}"
+    return finding.action.name.lower()

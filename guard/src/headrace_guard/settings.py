@@ -46,3 +46,39 @@ class GuardSettings(RpcServiceSettings):
     max_waiting_texts: int = Field(
         32, ge=1, le=10_000, description="Long texts that may wait for a thread; more are refused."
     )
+    policy_dir: Path | None = Field(
+        None,
+        description="Folder of policies put by the admin API; unset = none can be put.",
+    )
+    policy_poll_s: float = Field(
+        2.0, gt=0, le=3600, description="How often policies on disk are looked at. Seconds."
+    )
+    cached_verdicts: int = Field(
+        20_000, ge=0, le=10_000_000, description="Texts whose results are kept; 0 = none."
+    )
+    audit_dir: Path | None = Field(
+        None,
+        description="Folder of the audit; unset = it is kept in memory and ends with the process.",
+    )
+    audit_max_records: int = Field(
+        1_000_000,
+        ge=1,
+        le=1_000_000_000,
+        description="Audit records kept here once Kafka has them; older ones are forgotten.",
+    )
+    audit_max_waiting: int = Field(
+        20_000,
+        ge=1,
+        le=10_000_000,
+        description="Audit records that may wait to be written; more are dropped and counted.",
+    )
+    kafka_bootstrap: str = Field(
+        "", description="Kafka brokers for topic guard.audit.v1; empty = it is not published."
+    )
+    sent_grace_s: float = Field(
+        5.0,
+        gt=0,
+        le=600,
+        description="How long after a gateway's report of what it sent the output's own record may "
+        "come. Seconds.",
+    )

@@ -43,6 +43,7 @@ class Reason(Enum):
     BAD_BLOCKLIST = "the key's blocklist is too large"
     MODEL_MISSING = "a model that the policy asks for is not installed"
     JUDGE_FAILED = "the judge gave no usable answer"
+    NO_MODEL = "the policy asks for a trained classifier that this guard does not have"
     UNDECIDED = "a possible match stayed undecided for longer than text may be held"
 
 
@@ -58,6 +59,8 @@ class Finding:
     start: int
     end: int
     action: Action
+    # What would have been done if the category did not run in shadow.
+    shadow_action: Action | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace_contracts.guard.v1 import guard_pb2 as pb
+from headrace_guard.classifiers.text_model import Trust
 from headrace_guard.verdict import Action, Finding, State, Verdict
 
 _ACTIONS = {
@@ -17,6 +18,27 @@ _STATES = {
     State.HIT: pb.VERDICT_STATE_HIT,
     State.NOT_EVALUATED: pb.VERDICT_STATE_NOT_EVALUATED,
 }
+_TRUSTS = {
+    pb.TRUST_OWNER: Trust.OWNER,
+    pb.TRUST_USER: Trust.USER,
+    pb.TRUST_MODEL: Trust.MODEL,
+    pb.TRUST_UNTRUSTED: Trust.UNTRUSTED,
+}
+
+
+def action_of(action: Action) -> pb.Action.ValueType:
+    """Render an action."""
+    return _ACTIONS[action]
+
+
+def state_of(state: State) -> pb.VerdictState.ValueType:
+    """Render a state."""
+    return _STATES[state]
+
+
+def trust_of(trust: pb.Trust.ValueType) -> Trust:
+    """Read who a text comes from; who does not say so is not trusted."""
+    return _TRUSTS.get(trust, Trust.UNTRUSTED)
 
 
 def verdict_message(verdict: Verdict, elapsed_s: float) -> pb.Verdict:
@@ -32,6 +54,7 @@ def verdict_message(verdict: Verdict, elapsed_s: float) -> pb.Verdict:
 
 
 def _finding_message(finding: Finding) -> pb.Finding:
+    shadow = finding.shadow_action
     return pb.Finding(
         category=finding.category,
         detector=finding.detector,
@@ -40,4 +63,5 @@ def _finding_message(finding: Finding) -> pb.Finding:
         start=finding.start,
         end=finding.end,
         action=_ACTIONS[finding.action],
+        shadow_action=pb.ACTION_UNSPECIFIED if shadow is None else _ACTIONS[shadow],
     )

@@ -1,14 +1,22 @@
-"""What several tests make: policies, plans, deadlines, and runs of an output check."""
+"""What several tests make: policies, plans, deadlines, judges, and runs of an output check."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from prometheus_client import Gauge
 
 from headrace_common.clock import SystemClock
 from headrace_guard.classifiers.blocklist import BlocklistCache
+from headrace_guard.classifiers.text_model import TextModels
+from headrace_guard.cpu_pool import CpuPool
 from headrace_guard.deadline import Deadline
+from headrace_guard.input_judge import InputJudge
 from headrace_guard.output_check import OutputCheck
 from headrace_guard.plan import Plan, Planner
 from headrace_guard.policy import Direction, parse_policies
 from headrace_guard.verdict import Finding, Reason
+from headrace_guard.verdict_cache import VerdictCache
 
 MAX_HELD_CHARS = 2048
 
@@ -22,8 +30,9 @@ def plan(
     fails_open: bool = False,
     owner_exempt: tuple[str, ...] = (),
     direction: Direction = Direction.OUTPUT,
+    asks_models: bool = False,
 ) -> Plan:
-    """A plan from TOML lines for the actions and a key's terms."""
+    """A plan from TOML lines for the actions and a key's terms, without trained classifiers."""
     policies = parse_policies(
         f"""
 version = "test"
@@ -40,7 +49,7 @@ owner_exempt = {list(owner_exempt)!r}
     planner = Planner(policies, BlocklistCache(8, 100, 10_000))
     made = planner.plan("default", direction)
     assert made is not None
-    return planner.with_terms(made, terms)
+    return planner.with_terms(made if asks_models else replace(made, asked=None), terms)
 
 
 def fullwidth(text: str) -> str:
@@ -66,9 +75,24 @@ class Run:
     progress: list[tuple[int, int]] = field(default_factory=list)
 
 
-def run(made: Plan, chunks: list[str], max_held_chars: int = MAX_HELD_CHARS) -> Run:
+@contextmanager
+def input_judge(
+    *, max_chars: int = 100_000, models: TextModels | None = None, cached: int = 0
+) -> Iterator[InputJudge]:
+    """A judge of whole requests with one thread."""
+    pool = CpuPool(1, 1, Gauge("waiting", "Unused.", registry=None))
+    yield InputJudge(pool, models, VerdictCache(cached), max_chars, lambda *_: None)
+    pool.close()
+
+
+def run(
+    made: Plan,
+    chunks: list[str],
+    max_held_chars: int = MAX_HELD_CHARS,
+    models: TextModels | None = None,
+) -> Run:
     """Send *chunks* through one choice; the last one is marked so."""
-    check, result = OutputCheck(made, 0, max_held_chars), Run()
+    check, result = OutputCheck(made, 0, max_held_chars, models), Run()
     for idx, chunk in enumerate(chunks):
         piece = check.feed(chunk, idx == len(chunks) - 1, no_deadline())
         result.released += piece.text

@@ -14,6 +14,7 @@ from aiokafka.errors import TopicAlreadyExistsError
 
 USAGE_TOPIC = "usage.v1"
 WORKER_USAGE_TOPIC = "usage.worker.v1"
+GUARD_AUDIT_TOPIC = "guard.audit.v1"
 NUM_PARTITIONS = 12
 
 

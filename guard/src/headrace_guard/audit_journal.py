@@ -1,0 +1,120 @@
+"""The audit on disk: one SQLite file per guard. It survives restarts, and Kafka gets it from here.
+
+All calls come from one thread at a time (the audit's own). Records that Kafka has taken may be
+forgotten once there are too many; the chain goes on from the last hash all the same.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from headrace_contracts.guard.v1 import guard_pb2 as pb
+from headrace_guard.audit_chain import problems, root, seal
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS chain (
+    chain_id TEXT NOT NULL, span_key BLOB NOT NULL, seq INTEGER NOT NULL, hash BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS records (
+    seq INTEGER PRIMARY KEY, request_id TEXT NOT NULL, record BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS records_by_request ON records (request_id);
+CREATE TABLE IF NOT EXISTS published (seq INTEGER NOT NULL);
+"""
+
+
+class AuditJournal:
+    """Appends, finds and recounts records.
+
+    Args:
+        path: SQLite file, made if it is not there; None = in memory, for as long as the process.
+        max_records: published ones beyond these are forgotten, oldest first.
+    """
+
+    def __init__(self, path: Path | None, max_records: int) -> None:
+        self._max_records = max_records
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self._db = sqlite3.connect(path or ":memory:", check_same_thread=False)
+        if path is not None:
+            path.chmod(0o600)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db.executescript(_SCHEMA)
+        # The span key is for the keyed hash of what was found.
+        self.chain_id, self.span_key, self._seq, self._hash = self._identity()
+
+    def append(self, records: Sequence[pb.AuditRecord]) -> None:
+        """Give records their places in the chain and keep them, all or none."""
+        seq, last = self._seq, self._hash
+        rows: list[tuple[int, str, bytes]] = []
+        for record in records:
+            seq += 1
+            last = seal(record, self.chain_id, seq, last)
+            rows.append((seq, record.request_id, record.SerializeToString(deterministic=True)))
+        with self._db:
+            self._db.executemany("INSERT INTO records VALUES (?, ?, ?)", rows)
+            self._db.execute("UPDATE chain SET seq = ?, hash = ?", (seq, last))
+        self._seq, self._hash = seq, last
+
+    def find(self, request_id: str) -> list[pb.AuditRecord]:
+        """Return all records of a request, oldest first."""
+        query = "SELECT record FROM records WHERE request_id = ? ORDER BY seq"
+        with closing(self._db.execute(query, (request_id,))) as rows:
+            return [pb.AuditRecord.FromString(row[0]) for row in rows]
+
+    def unpublished(self, limit: int) -> list[pb.AuditRecord]:
+        """Return the oldest records that Kafka has not taken."""
+        query = "SELECT record FROM records WHERE seq > ? ORDER BY seq LIMIT ?"
+        with closing(self._db.execute(query, (self.published_seq(), limit))) as rows:
+            return [pb.AuditRecord.FromString(row[0]) for row in rows]
+
+    def published_seq(self) -> int:
+        """Return the number of the last record that Kafka has taken; 0 = none."""
+        with closing(self._db.execute("SELECT seq FROM published")) as rows:
+            return int(rows.fetchone()[0])
+
+    def mark_published(self, seq: int) -> None:
+        """Remember that Kafka has taken everything up to *seq*; forget what is too old."""
+        with self._db:
+            self._db.execute("UPDATE published SET seq = ?", (seq,))
+            self._db.execute(
+                "DELETE FROM records WHERE seq <= ?", (min(seq, self._seq - self._max_records),)
+            )
+
+    def verify(self) -> tuple[int, list[str]]:
+        """Recount the chain; return how many records there are and what is wrong."""
+        first = next(self._all(1), None)
+        if first is None:
+            return 0, []
+        before = root(self.chain_id) if first.seq == 1 else first.prev_hash
+        count, found = problems(self._all(), self.chain_id, first.seq, before)
+        if not found and first.seq + count - 1 != self._seq:
+            found = [f"the last record is {first.seq + count - 1}, {self._seq} were written"]
+        return count, found
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def _all(self, limit: int = -1) -> Iterator[pb.AuditRecord]:
+        query = "SELECT record FROM records ORDER BY seq LIMIT ?"
+        with closing(self._db.execute(query, (limit,))) as rows:
+            for row in rows:
+                yield pb.AuditRecord.FromString(row[0])
+
+    def _identity(self) -> tuple[str, bytes, int, bytes]:
+        with self._db:
+            query = "SELECT chain_id, span_key, seq, hash FROM chain"
+            with closing(self._db.execute(query)) as rows:
+                found: tuple[str, bytes, int, bytes] | None = rows.fetchone()
+            if found is None:
+                chain_id = secrets.token_hex(8)
+                found = (chain_id, secrets.token_bytes(32), 0, root(chain_id))
+                self._db.execute("INSERT INTO chain VALUES (?, ?, ?, ?)", found)
+                self._db.execute("INSERT INTO published VALUES (0)")
+        return found

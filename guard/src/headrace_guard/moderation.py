@@ -1,0 +1,74 @@
+"""Scores of texts by category, whatever any policy does about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace_guard.classifiers.base import Classifier
+from headrace_guard.classifiers.catalogue import RULES
+from headrace_guard.classifiers.rule import RuleSet
+from headrace_guard.classifiers.text_model import (
+    CATEGORIES,
+    OFF_TOPIC,
+    Asked,
+    Point,
+    TextModels,
+    Trust,
+)
+from headrace_guard.deadline import Deadline
+from headrace_guard.normalise import Window
+from headrace_guard.verdict import Reason
+
+_ASKED = tuple(sorted(CATEGORIES - {OFF_TOPIC}))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What is known of one text.
+
+    Args:
+        by_category: highest score, 0..1; what nothing looked for is absent.
+        flagged: found by a rule, or at or above the balanced operating point of a model.
+        missed: why something was not judged.
+    """
+
+    by_category: dict[str, float]
+    flagged: frozenset[str]
+    missed: Reason | None = None
+
+
+class Moderator:
+    """Scores texts with all rules and, if they are there, all models.
+
+    Args:
+        models: trained classifiers; None = none are there.
+    """
+
+    def __init__(self, models: TextModels | None) -> None:
+        self._models = models
+        self._rules: Classifier = RuleSet(RULES)
+
+    @property
+    def version(self) -> str:
+        """Of the models."""
+        return self._models.version if self._models is not None else ""
+
+    async def scores(self, text: str, deadline: Deadline) -> Scores:
+        """Score one text as a user's."""
+        window = Window(text)
+        by_category = dict.fromkeys(self._rules.categories, 0.0)
+        flagged: set[str] = set()
+        for match in self._rules.find(window):
+            by_category[match.category] = max(by_category[match.category], match.score)
+            flagged.add(match.category)
+        if self._models is None:
+            return Scores(by_category, frozenset(flagged), Reason.NO_MODEL)
+        every = Asked(dict.fromkeys(_ASKED, Point.ALL))
+        judged = await self._models.judge(window, Trust.USER, every, deadline)
+        for match in judged.matches:
+            by_category[match.category] = max(by_category.get(match.category, 0.0), match.score)
+        hits = await self._models.judge(
+            window, Trust.USER, Asked(dict.fromkeys(_ASKED, Point.BALANCED)), deadline
+        )
+        flagged |= {match.category for match in hits.matches}
+        return Scores(by_category, frozenset(flagged), judged.missed or hits.missed)

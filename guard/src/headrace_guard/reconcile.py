@@ -1,0 +1,31 @@
+"""Compares what the guard read and released with what the gateway says it sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from headrace_contracts.guard.v1 import guard_pb2 as pb
+
+
+class Leak(Enum):
+    """Text went out that the guard had not let out. Small: it is a metric label."""
+
+    LEAK = "leak"
+    FAIL_OPEN = "fail_open"
+
+
+def leak_in(records: Sequence[pb.AuditRecord]) -> Leak | None:
+    """Say whether more went out than was scanned and released.
+
+    Args:
+        records: all of one request, the gateway's report among them.
+    """
+    outputs = [record for record in records if record.kind == pb.AUDIT_KIND_OUTPUT]
+    reports = [record for record in records if record.kind == pb.AUDIT_KIND_SENT]
+    if any(record.released_chars > record.scanned_chars for record in outputs):
+        return Leak.LEAK
+    released = sum(record.released_text_chars for record in outputs)
+    if sum(record.released_chars for record in reports) <= released:
+        return None
+    return Leak.FAIL_OPEN if all(record.fail_open for record in reports) else Leak.LEAK
