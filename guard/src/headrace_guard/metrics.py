@@ -62,6 +62,10 @@ class GuardMetrics:
             "Long texts that run in or wait for a thread.",
             registry=registry,
         )
+        self._add_upkeep(registry)
+        self.audit = AuditMetrics(registry)
+
+    def _add_upkeep(self, registry: CollectorRegistry) -> None:
         self.cached_parts = Counter(
             "headrace_guard_cached_parts",
             "Parts of requests by whether their result was kept from before (hit, miss).",
@@ -74,7 +78,6 @@ class GuardMetrics:
             ["result"],
             registry=registry,
         )
-        self.audit = AuditMetrics(registry)
 
 
 class AuditMetrics:
