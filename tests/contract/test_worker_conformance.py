@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import math
+import re
 
 import pytest
 from tokenizers import Tokenizer
@@ -323,6 +324,40 @@ async def test_log_probabilities_of_the_prompt_come_once(worker):
     assert all(logprob.logprob < 0 and len(logprob.top) == 1 for logprob in rest)
 
 
+CALLS = pb.ToolCallRules(
+    functions=[pb.CallableFunction(name="f", arguments_schema='{"additionalProperties": false}')],
+    required=True,
+    max_calls=1,
+    begin="<call>",
+    end="</call>",
+)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "pattern"),
+    [
+        (pb.OutputConstraint(choice=pb.TextChoice(texts=["é!", "é!"])), "é!"),
+        (
+            pb.OutputConstraint(tool_calls=CALLS),
+            r'<call>\n{"name": "f", "arguments": {\s*}}\n</call>',
+        ),
+    ],
+)
+async def test_an_answer_obeys_its_constraint(worker, constraint, pattern):
+    """Whatever the temperature and the choice, and it ends by itself."""
+    result = await worker.generate(
+        a_request(
+            constraint=constraint,
+            n=2,
+            temperature=1.5,
+            max_tokens=200,
+        )
+    )
+    for choice_idx in (0, 1):
+        assert re.fullmatch(pattern, result.text(choice_idx))
+        assert result.last(choice_idx).finish_reason == pb.FINISH_REASON_STOP
+
+
 @pytest.mark.parametrize(
     ("change", "error"),
     [
@@ -332,7 +367,12 @@ async def test_log_probabilities_of_the_prompt_come_once(worker):
         ({"prompt_token_ids": [10**6]}, InvalidRequest),
         ({"prompt_token_ids": [40] * 5000}, ContextTooLong),
         ({"stopping": pb.Stopping()}, InvalidRequest),
-        ({"constraint": pb.OutputConstraint(json_object=True)}, Unimplemented),
+        ({"constraint": pb.OutputConstraint()}, InvalidRequest),
+        ({"constraint": pb.OutputConstraint(json_schema="{")}, InvalidRequest),
+        ({"constraint": pb.OutputConstraint(json_schema='{"type": "zap"}')}, InvalidRequest),
+        ({"constraint": pb.OutputConstraint(regex="(")}, InvalidRequest),
+        ({"constraint": pb.OutputConstraint(choice=pb.TextChoice())}, InvalidRequest),
+        ({"constraint": pb.OutputConstraint(tool_calls=pb.ToolCallRules())}, InvalidRequest),
         ({"kv_source": pb.KvTransferHandle(lease_id="x")}, Unimplemented),
     ],
 )

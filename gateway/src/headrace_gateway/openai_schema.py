@@ -91,7 +91,7 @@ def read_chat(chat: ChatBody, endpoint: Endpoint = Endpoint.CHAT) -> ApiRequest:
     add_tools(request, chat)
     add_constraint(request, chat)
     _guard_refused(request, chat)
-    request.unsupported = _refusal(chat) or _not_yet(request)
+    request.unsupported = _refusal(chat)
     return request
 
 
@@ -117,7 +117,6 @@ def parse_completion(body: bytes) -> ApiRequest:
             f"Prompts times n may be at most {_MAX_CHOICES} choices.", param="prompt"
         )
     add_constraint(request, asked)
-    request.unsupported = _not_yet(request)
     for idx, prompt in enumerate(request.prompts):
         if isinstance(prompt, str):
             slot = (request.prompts, idx)
@@ -298,12 +297,6 @@ def _refusal(chat: ChatBody) -> InvalidRequest | None:
         if value is not None and value not in neutral:
             return _not_supported(field)
     return None
-
-
-def _not_yet(request: ApiRequest) -> InvalidRequest | None:
-    if request.tools is not None and request.tools.is_offered:
-        return _not_supported("tools")
-    return None if request.constraint is None else _not_supported("response_format")
 
 
 def _prompts(prompt: str | list[Any] | None) -> list[Prompt]:

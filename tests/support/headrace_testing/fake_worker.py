@@ -34,6 +34,7 @@ from headrace_common.rpc_server import RpcServer
 from headrace_contracts.types.v1.types_pb2 import HashRecipe, ReplicaRef, TokenUsage
 from headrace_contracts.worker.v1 import worker_pb2 as pb
 from headrace_testing import byte_tokenizer
+from headrace_testing.fake_constraints import check_constraint, obeying
 
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["Worker"]
 MODEL = "smollm2-135m-instruct"
@@ -275,7 +276,7 @@ class FakeWorker:
         yield pb.GenerateEvent(started=pb.Started(replica=self.replica), usage=usage)
         resumed = {r.choice_idx: list(r.output_token_ids) for r in request.resume}
         choices = [
-            _Choice(idx, self.script(prompt, request.seed, idx), resumed.get(idx, []))
+            _Choice(idx, self._script(request, prompt, idx), resumed.get(idx, []))
             for idx in range(request.n or 1)
         ]
         usage.output_tokens = sum(len(choice.made) for choice in choices)
@@ -294,6 +295,11 @@ class FakeWorker:
             if all(choice.finish for choice in choices):
                 event.timings.decode_s = 0.0
             yield event
+
+    def _script(self, request: pb.GenerateRequest, prompt: list[int], idx: int) -> bytes:
+        # A test's own script is taken to obey.
+        own = obeying(request.constraint) if self.script is words else None
+        return self.script(prompt, request.seed, idx) if own is None else own
 
     async def _pace(self, made: int) -> None:
         switches = self.switches
@@ -351,7 +357,7 @@ def _validate(request: pb.GenerateRequest, model: str, context_tokens: int) -> N
     if any(i >= byte_tokenizer.VOCAB_SIZE for i in request.prompt_token_ids):
         raise InvalidRequest("A token id is out of range.", param="prompt_token_ids")
     if request.HasField("constraint"):
-        raise Unimplemented("Structured output is not offered by this worker.")
+        check_constraint(request.constraint)
     if request.HasField("kv_source"):
         raise Unimplemented("This worker does not take KV blocks from others.")
     if len(request.prompt_token_ids) >= context_tokens:

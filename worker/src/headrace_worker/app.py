@@ -22,6 +22,8 @@ from headrace_contracts.types.v1.types_pb2 import ReplicaRef, TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import WorkerUsage
 from headrace_contracts.worker.v1.worker_pb2 import FinishReason
 from headrace_worker.calls import Calls, GenerateCall
+from headrace_worker.constraints.compiler import ConstraintCompiler
+from headrace_worker.constraints.matcher import tokenizer_of
 from headrace_worker.drain import Drain
 from headrace_worker.engine.block_events import BlockEventLog
 from headrace_worker.engine.engine import Engine
@@ -134,6 +136,7 @@ class WorkerApp:
         await self._server.stop(0.2)
         if self.state.served is not None:
             await asyncio.to_thread(self.state.served.engine.stop)
+            self.state.served.constraints.close()
         if self._witness is not None:
             await self._witness.flush(_FLUSH_S)
         await cancel_and_wait(*self._tasks)
@@ -165,6 +168,9 @@ class WorkerApp:
             engine=engine,
             kv_capacity_tokens=model.num_blocks * BLOCK_SIZE_TOKENS,
             max_requests=settings.max_running + settings.max_waiting,
+            constraints=ConstraintCompiler(
+                lambda: tokenizer_of(model.info, model.table), self._clock, self.metrics
+            ),
         )
         self.metrics.watch(lambda: engine.load, engine.stalled_s, served.kv_capacity_tokens)
         engine.start()
@@ -205,6 +211,8 @@ class WorkerApp:
             return
         metrics.prefix_query_tokens.inc(len(request.prompt_token_ids))
         metrics.prefix_hit_tokens.inc(request.cached_tokens)
+        if request.constraint is not None:
+            metrics.constrained_tokens.inc(request.output_tokens)
         metrics.queue_s.observe(times.queue_s)
         if request.first_token_s is not None:
             metrics.ttft_s.observe(times.queue_s + times.prefill_s)

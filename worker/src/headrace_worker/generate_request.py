@@ -35,7 +35,7 @@ class RequestRules:
 
 
 def parse(message: pb.GenerateRequest, rules: RequestRules, key: int, now_s: float) -> Request:
-    """Build the engine's request.
+    """Build the engine's request; its constraint is not made ready here.
 
     Raises:
         InvalidRequest: a field is wrong; `param` names it.
@@ -76,10 +76,6 @@ def _refuse_unknown(message: pb.GenerateRequest, rules: RequestRules) -> None:
         raise ModelNotFound(f"Model {message.model!r} is not served here.", param="model")
     if message.adapter:
         raise ModelNotFound(f"Adapter {message.adapter!r} is not loaded here.", param="adapter")
-    if message.HasField("constraint"):
-        raise Unimplemented(
-            "This engine cannot constrain its output to a schema or grammar.", param="constraint"
-        )
     if message.HasField("kv_source"):
         raise Unimplemented(
             "This engine cannot take KV blocks from another worker.", param="kv_source"

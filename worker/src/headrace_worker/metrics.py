@@ -53,6 +53,17 @@ class WorkerMetrics:
         self.queue_s = seconds("queue", "Time from accepted to scheduled.")
         self.ttft_s = seconds("ttft", "Time from accepted to the first token, at the worker.")
         self.tpot_s = seconds("tpot", "Time per output token after the first, one value a request.")
+        self.constraint_compiles = counter(
+            "constraint_compiles",
+            "Constraints asked for, by outcome: ok, cached, refused, timeout, busy.",
+            ("outcome",),
+        )
+        self.constraint_compile_s = seconds(
+            "constraint_compile", "Time to make a constraint ready that was not kept."
+        )
+        self.constrained_tokens = counter(
+            "constrained_tokens", "Output tokens of requests with a constraint."
+        )
         self.kv_batches = counter("kv_event_batches", "Batches of KV events sent.")
         self.kv_snapshots = counter("kv_snapshots", "Snapshots of the prefix cache sent.")
         self.kv_publish_failures = counter(
@@ -73,6 +84,12 @@ class WorkerMetrics:
         self.kv_used_ratio.set_function(lambda: load().kv_used_tokens / kv_capacity)
         self.stalled_s.set_function(stalled_s)
         self.kv_capacity_tokens.set(kv_capacity)
+
+    def observe_compile(self, outcome: str, duration_s: float) -> None:
+        """Note a constraint that was asked for."""
+        self.constraint_compiles.labels(outcome).inc()
+        if outcome != "cached":
+            self.constraint_compile_s.observe(duration_s)
 
     def observe_step(self, facts: StepFacts) -> None:
         """Note one engine step. Any thread."""

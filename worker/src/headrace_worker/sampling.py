@@ -51,6 +51,8 @@ class SampleSpec:
         prompt_counts: occurrences by id in the prompt; read only with a repetition penalty.
         logit_bias: added to the logits, by id.
         allowed_token_ids: the only ids that may come; empty = all.
+        allowed_mask: (V,) bool, the ids that a constraint lets come; None = all. Where it leaves
+            none of `allowed_token_ids`, those are not heeded.
         forbidden_token_ids: ids that may not come (end tokens before min_tokens). Ignored where
             nothing else would be left.
         seed: of the request, 64 bits.
@@ -70,6 +72,7 @@ class SampleSpec:
     prompt_counts: Mapping[int, int] = field(default_factory=lambda: _NO_COUNTS)
     logit_bias: Mapping[int, float] = field(default_factory=lambda: _NO_BIAS)
     allowed_token_ids: Sequence[int] = ()
+    allowed_mask: torch.Tensor | None = None
     forbidden_token_ids: Sequence[int] = ()
     seed: int = 0
     choice_idx: int = 0
@@ -90,6 +93,7 @@ class SampleSpec:
             or self.repetition_penalty not in (0.0, 1.0)
             or self.logit_bias
             or self.allowed_token_ids
+            or self.allowed_mask is not None
             or self.forbidden_token_ids
         )
 
@@ -189,15 +193,25 @@ def _penalise(row: torch.Tensor, spec: SampleSpec) -> None:
 
 
 def _mask(row: torch.Tensor, spec: SampleSpec) -> None:
+    allowed = spec.allowed_mask
     if spec.allowed_token_ids:
-        allowed = torch.tensor([*spec.allowed_token_ids], dtype=torch.int64)
-        kept = row[allowed]
-        row.fill_(float("-inf"))
-        row[allowed] = kept
-    forbidden = {*spec.forbidden_token_ids}
-    candidates = {*spec.allowed_token_ids} if spec.allowed_token_ids else range(len(row))
-    if forbidden and len(forbidden.intersection(candidates)) < len(candidates):
-        row[torch.tensor([*forbidden], dtype=torch.int64)] = float("-inf")
+        allowed = _narrowed(allowed, _chosen(row, spec.allowed_token_ids))
+    if spec.forbidden_token_ids:
+        allowed = _narrowed(allowed, ~_chosen(row, spec.forbidden_token_ids))
+    if allowed is not None:
+        row.masked_fill_(~allowed, float("-inf"))
+
+
+def _chosen(row: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
+    chosen = torch.zeros(len(row), dtype=torch.bool)
+    chosen[torch.tensor([*token_ids], dtype=torch.int64)] = True
+    return chosen
+
+
+def _narrowed(allowed: torch.Tensor | None, further: torch.Tensor) -> torch.Tensor | None:
+    """Return what both allow; where that is nothing, what the first allows."""
+    both = further if allowed is None else allowed & further
+    return both if bool(both.any()) else allowed
 
 
 def _draw(row: torch.Tensor, spec: SampleSpec) -> int:

@@ -16,6 +16,7 @@ from headrace_common.rpc import Call
 from headrace_contracts.types.v1.types_pb2 import HashRecipe, ReplicaRef, TokenUsage
 from headrace_contracts.worker.v1 import worker_pb2 as pb
 from headrace_worker.calls import Calls, GenerateCall
+from headrace_worker.constraints.compiler import ConstraintCompiler
 from headrace_worker.drain import Drain
 from headrace_worker.embed import embed, parse_embed
 from headrace_worker.engine.engine import Engine
@@ -43,6 +44,7 @@ class Served:
     engine: Engine
     kv_capacity_tokens: int
     max_requests: int
+    constraints: ConstraintCompiler
 
     @property
     def rules(self) -> RequestRules:
@@ -143,6 +145,9 @@ class WorkerServicer:
         self._drain.check_admits()
         served = self._require_served()
         request = parse(message, served.rules, next(self._keys), self._clock.now_s())
+        if message.HasField("constraint"):
+            request.constraint = await served.constraints.compile(message.constraint)
+            self._drain.check_admits()
         call = self._calls.open(request)
         try:
             served.engine.submit(request)

@@ -31,6 +31,8 @@ class Choice:
         self.seq = seq
         self._stopping = seq.request.stopping
         self._detokenizer = Detokenizer(table, self._stopping.stop, self._stopping.min_tokens)
+        constraint = seq.request.constraint
+        self._matcher = None if constraint is None else constraint.begin()
         self._prompt_counts = prompt_counts
         self._output_counts: Counter[int] = Counter()
         self._max_sequence_tokens = max_sequence_tokens
@@ -54,7 +56,11 @@ class Choice:
         return ChoiceOutput(self.seq.choice_idx, finish=finish, stop_matched=self._matched)
 
     def spec(self) -> SampleSpec:
-        """Say how the next token is to be drawn."""
+        """Say how the next token is to be drawn.
+
+        Raises:
+            InvalidRequest: the constraint has become too costly.
+        """
         request, position = self.seq.request, self.seq.num_output
         params = request.sampling
         is_early = position < self._stopping.min_tokens
@@ -70,6 +76,7 @@ class Choice:
             prompt_counts=self._prompt_counts,
             logit_bias=params.logit_bias,
             allowed_token_ids=params.allowed_token_ids,
+            allowed_mask=None if self._matcher is None else self._matcher.mask(),
             forbidden_token_ids=tuple(self._stopping.end_token_ids) if is_early else (),
             seed=request.seed,
             choice_idx=self.seq.choice_idx,
@@ -91,10 +98,15 @@ class Choice:
         stopping = self._stopping
         if token_id in stopping.end_token_ids and num_output > stopping.min_tokens:
             return Finish.STOP, self._detokenizer.finish()
+        if self._matcher is not None:
+            self._matcher.accept(token_id)
         piece = self._detokenizer.push(token_id)
         if piece.stop_matched is not None:
             self._matched = piece.stop_matched
             return Finish.STOP, piece.text
+        if self._matcher is not None and self._matcher.is_complete:
+            # Nothing but an end token could follow, whatever min_tokens and ignore_eos say.
+            return Finish.STOP, piece.text + self._detokenizer.finish()
         num_tokens = self.seq.num_prompt + num_output
         if num_output >= stopping.max_tokens or num_tokens >= self._max_sequence_tokens:
             return Finish.LENGTH, piece.text + self._detokenizer.finish()

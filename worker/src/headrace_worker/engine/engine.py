@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from headrace_common.clock import Clock
-from headrace_common.errors import HeadraceError, Internal
+from headrace_common.errors import HeadraceError, Internal, InvalidRequest
 from headrace_worker.engine.block_events import BlockEventLog
 from headrace_worker.engine.choice import Choice
 from headrace_worker.engine.load import EngineLoad, StepFacts
@@ -28,7 +28,7 @@ from headrace_worker.engine.request import Finish, Request, Sequence, SequenceSt
 from headrace_worker.engine.scheduler import Chunk, Scheduler, SchedulerLimits, StepPlan
 from headrace_worker.engine.token_table import TokenTable
 from headrace_worker.model.batch import Row
-from headrace_worker.sampling import sample, token_logprobs
+from headrace_worker.sampling import SampleSpec, sample, token_logprobs
 
 _log = logging.getLogger(__name__)
 
@@ -231,13 +231,24 @@ class Engine:
             self._note_prompt_logprobs(chunk, logits[start:end])
             if chunk.gives_token:
                 draws.extend((choice, end - 1) for choice in self._drawing(chunk.seq))
-        if not draws:
+        specs = self._specs(draws)
+        if not specs:
             return
-        places = [idx for _, idx in draws]
+        places = [idx for _, idx, _ in specs]
         rows_to_draw = logits if places == list(range(end)) else logits[places]
-        drawn = sample(rows_to_draw, [choice.spec() for choice, _ in draws])
-        for (choice, _), sampled in zip(draws, drawn, strict=True):
+        drawn = sample(rows_to_draw, [spec for _, _, spec in specs])
+        for (choice, _, _), sampled in zip(specs, drawn, strict=True):
             self._accept(choice, sampled)
+
+    def _specs(self, draws: list[tuple[Choice, int]]) -> list[tuple[Choice, int, SampleSpec]]:
+        """Say how each choice draws; one whose constraint cannot say so fails alone."""
+        specs = []
+        for choice, place in draws:
+            try:
+                specs.append((choice, place, choice.spec()))
+            except InvalidRequest as error:
+                self._fail(self._live[choice.seq.request.key], error)
+        return [it for it in specs if it[0].seq.finish is None]
 
     def _pool(self, chunks: list[Chunk]) -> None:
         """Compute chunks of texts of which embeddings are wanted."""
@@ -271,10 +282,14 @@ class Engine:
         if request.first_token_s is None:
             request.first_token_s = now_s
         request.last_token_s = now_s
-        part = choice.accept(sampled)
+        live = self._live[request.key]
+        try:
+            part = choice.accept(sampled)
+        except InvalidRequest as error:
+            self._fail(live, error)
+            return
         if part.finish is not None:
             self._scheduler.finish(seq, part.finish)
-        live = self._live[request.key]
         output = self._output(live)
         output.choices.append(part)
         output.prompt_logprobs, live.prompt_logprobs = live.prompt_logprobs, []

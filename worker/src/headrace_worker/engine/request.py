@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from headrace_worker.engine.constraint import Constraint
 from headrace_worker.engine.pooling import Pooling
 
 
@@ -94,6 +95,7 @@ class Request:
         pooling: an embedding of the prompt is wanted, and no output; None = output.
         ttft_slo_s: time in which the first token is wanted; orders the queue. None = not said.
         accepted_s: when the worker took it in.
+        constraint: what each choice's text must be; None = anything.
     """
 
     key: int
@@ -113,6 +115,7 @@ class Request:
     pooling: Pooling | None = None
     ttft_slo_s: float | None = None
     accepted_s: float = 0.0
+    constraint: Constraint | None = None
     # Set by scheduler and engine.
     scheduled_s: float | None = None
     first_token_s: float | None = None

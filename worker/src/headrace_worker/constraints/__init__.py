@@ -1,0 +1,1 @@
+"""Answers held to a schema, a grammar or calls of functions, by llguidance's masks."""

@@ -1,0 +1,152 @@
+"""Makes constraints ready: off the event loop, each once, bounded in time, size and number.
+
+Compiling lets other threads run (llguidance is Rust and drops the interpreter's lock). What takes
+too long is refused at once and finishes behind the scenes, where llguidance's own limits end it;
+who asks again waits for the same compilation. Refusals are kept like results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from headrace_common.clock import Clock
+from headrace_common.errors import InvalidRequest, QueueFull
+from headrace_contracts.worker.v1 import worker_pb2 as pb
+from headrace_worker.constraints.grammar_text import grammar_text
+from headrace_worker.constraints.matcher import GuidedConstraint, told
+
+# Most constraints kept ready; each holds some 10 kB to a few MB.
+_MAX_KEPT = 128
+_MAX_PENDING = 32
+_NUM_THREADS = 2
+COMPILE_TIMEOUT_S = 3.0
+
+
+class CompileMetrics(Protocol):
+    """Where compilations are counted."""
+
+    def observe_compile(self, outcome: str, duration_s: float) -> None:
+        """Note one: ok, cached, refused, timeout or busy."""
+        ...
+
+
+class ConstraintCompiler:
+    """Compiles for one tokenizer. `compile` and `close` on the event loop.
+
+    Args:
+        make_tokenizer: builds llguidance's tokenizer; called once, on a thread of the pool.
+        clock: time.
+        metrics: counts.
+        timeout_s: longest wait for a compilation.
+    """
+
+    def __init__(
+        self,
+        make_tokenizer: Callable[[], LLTokenizer],
+        clock: Clock,
+        metrics: CompileMetrics,
+        timeout_s: float = COMPILE_TIMEOUT_S,
+    ) -> None:
+        self._make_tokenizer, self._clock, self._metrics = make_tokenizer, clock, metrics
+        self._timeout_s = timeout_s
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, "constraints")
+        self._tokenizer: asyncio.Future[LLTokenizer] | None = None
+        self._kept: OrderedDict[bytes, GuidedConstraint | InvalidRequest] = OrderedDict()
+        self._pending: dict[bytes, asyncio.Future[GuidedConstraint]] = {}
+        self._limits = LLParserLimits()
+
+    async def compile(self, constraint: pb.OutputConstraint) -> GuidedConstraint:
+        """Return the constraint made ready.
+
+        Raises:
+            InvalidRequest: it is malformed, asks for what cannot be enforced, or is too complex.
+            QueueFull: too many wait to be compiled.
+        """
+        key = hashlib.blake2b(constraint.SerializeToString(deterministic=True)).digest()
+        if (known := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
+            self._metrics.observe_compile("cached", 0.0)
+            return _or_raise(known)
+        started_s, outcome = self._clock.now_s(), "refused"
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                # Shielded: others may wait for the same one.
+                ready = await asyncio.shield(self._started(key, constraint))
+            outcome = "ok"
+            return ready
+        except TimeoutError:
+            outcome = "timeout"
+            raise InvalidRequest(
+                "The constraint is too complex to be compiled in time.", param="constraint"
+            ) from None
+        except QueueFull:
+            outcome = "busy"
+            raise
+        finally:
+            self._metrics.observe_compile(outcome, self._clock.now_s() - started_s)
+
+    def close(self) -> None:
+        """Let the threads end; what runs is not waited for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _started(
+        self, key: bytes, constraint: pb.OutputConstraint
+    ) -> asyncio.Future[GuidedConstraint]:
+        pending = self._pending.get(key)
+        if pending is None:
+            if len(self._pending) >= _MAX_PENDING:
+                raise QueueFull("Too many constraints wait to be compiled.", retry_after_s=1.0)
+            pending = asyncio.ensure_future(self._build(constraint))
+            self._pending[key] = pending
+            pending.add_done_callback(lambda done: self._ended(key, done))
+        return pending
+
+    async def _build(self, constraint: pb.OutputConstraint) -> GuidedConstraint:
+        loop = asyncio.get_running_loop()
+        if self._tokenizer is None:
+            self._tokenizer = asyncio.ensure_future(
+                loop.run_in_executor(self._threads, self._make_tokenizer)
+            )
+        tokenizer = await asyncio.shield(self._tokenizer)
+        return await loop.run_in_executor(
+            self._threads, _compile, tokenizer, constraint, self._limits
+        )
+
+    def _ended(self, key: bytes, done: asyncio.Future[GuidedConstraint]) -> None:
+        self._pending.pop(key, None)
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is None:
+            self._keep(key, done.result())
+        elif isinstance(error, InvalidRequest):
+            self._keep(key, error)
+
+    def _keep(self, key: bytes, result: GuidedConstraint | InvalidRequest) -> None:
+        self._kept[key] = result
+        self._kept.move_to_end(key)
+        while len(self._kept) > _MAX_KEPT:
+            self._kept.popitem(last=False)
+
+
+def _compile(
+    tokenizer: LLTokenizer, constraint: pb.OutputConstraint, limits: LLParserLimits
+) -> GuidedConstraint:
+    matcher = LLMatcher(tokenizer, grammar_text(constraint), log_level=0, limits=limits)
+    if matcher.is_error():
+        raise told("The constraint cannot be used", matcher.get_error())
+    return GuidedConstraint(matcher)
+
+
+def _or_raise(known: GuidedConstraint | InvalidRequest) -> GuidedConstraint:
+    if isinstance(known, InvalidRequest):
+        # A fresh one: tracebacks and causes pile up on an exception that is raised again.
+        raise InvalidRequest(known.public_message, param=known.param)
+    return known

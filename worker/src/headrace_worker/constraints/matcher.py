@@ -1,0 +1,105 @@
+"""llguidance behind the engine's `Constraint` and `Matcher`.
+
+llguidance (guidance-ai/llguidance) walks a trie of all tokens' bytes with a derivative-based lexer
+and an Earley parser. It never raises for a grammar or a token; it goes into an error state, which
+is turned into an error here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer
+
+from headrace_common.errors import InvalidRequest
+from headrace_worker.engine.token_table import TokenTable
+from headrace_worker.model.info import ModelInfo
+
+_MAX_TOLD_CHARS = 200
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance wants to see it."""
+
+    def __init__(
+        self,
+        table: TokenTable,
+        vocab_size: int,
+        eos_token_id: int,
+        encode: Callable[[str], list[int]],
+    ) -> None:
+        self.is_tokenizer_wrapper = True
+        self.eos_token_id, self.bos_token_id = eos_token_id, None
+        self.tokens = [table.spelling(token_id) for token_id in range(vocab_size)]
+        self.special_token_ids = sorted(table.special_ids)
+        self._encode = encode
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", "replace")
+        return self._encode(text)
+
+
+def tokenizer_of(info: ModelInfo, table: TokenTable) -> LLTokenizer:
+    """Build the trie of all tokens of a model; takes some tenths of a second."""
+    plain = Tokenizer.from_str(info.tokenizer_json.decode())
+    plain.encode_special_tokens = True
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = plain.encode(text, add_special_tokens=False).ids
+        return ids
+
+    vocabulary = _Vocabulary(table, info.vocab_size, info.eos_token_ids[0], encode)
+    # llguidance takes anything with the wrapper's attributes.
+    return LLTokenizer(
+        vocabulary,  # type: ignore[arg-type]
+        n_vocab=info.vocab_size,
+        eos_token=list(info.eos_token_ids),
+    )
+
+
+class GuidedMatcher:
+    """One choice's state."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def mask(self) -> torch.Tensor:
+        """Return which tokens may come next: (V,) bool."""
+        allowed = self._matcher.compute_logit_bias()
+        self._check()
+        return torch.from_numpy(np.frombuffer(allowed, dtype=np.uint8) != 0)
+
+    def accept(self, token_id: int) -> None:
+        """Take the next token."""
+        self._matcher.consume_token(token_id)
+        self._check()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether only an end token may follow."""
+        return self._matcher.is_stopped()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise told("The answer cannot be held to its constraint", self._matcher.get_error())
+
+
+class GuidedConstraint:
+    """A grammar made ready. `begin` may be called from any thread."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._pristine = matcher
+
+    def begin(self) -> GuidedMatcher:
+        """Return the state before the first token."""
+        return GuidedMatcher(self._pristine.deep_copy())
+
+
+def told(what: str, error: str) -> InvalidRequest:
+    """Return llguidance's error about the client's own grammar, its first line, as ours."""
+    line = " ".join((error.strip().splitlines() or ["unknown"])[0].split())
+    return InvalidRequest(f"{what}: {line[:_MAX_TOLD_CHARS]}", param="constraint")

@@ -1,0 +1,273 @@
+"""Constraints over a tokenizer of bytes: what may come next, what is refused, what is kept."""
+
+import asyncio
+import json
+import threading
+
+import pytest
+
+from headrace_common.clock import SystemClock
+from headrace_common.errors import InvalidRequest, QueueFull
+from headrace_contracts.worker.v1 import worker_pb2 as pb
+from headrace_testing import byte_tokenizer
+from headrace_worker.constraints import compiler as compiler_module
+from headrace_worker.constraints.compiler import ConstraintCompiler
+from headrace_worker.constraints.matcher import tokenizer_of
+from headrace_worker.engine.token_table import TokenTable
+from headrace_worker.model.info import ModelInfo
+
+END = byte_tokenizer.IM_END_ID
+TABLE = TokenTable.from_json(byte_tokenizer.tokenizer_json())
+INFO = ModelInfo(
+    fingerprint="x",
+    context_tokens=100,
+    vocab_size=byte_tokenizer.VOCAB_SIZE + 5,
+    chat_template="",
+    eos_token_ids=(END, byte_tokenizer.END_OF_TEXT_ID),
+    bos_token_id=None,
+    add_bos=False,
+    tokenizer_json=byte_tokenizer.tokenizer_json(),
+    special_tokens={},
+    kv_bytes_per_token=1,
+    created_unix_s=0,
+)
+
+
+class Counted:
+    """Outcomes in order."""
+
+    def __init__(self):
+        self.outcomes = []
+
+    def observe_compile(self, outcome, duration_s):
+        assert duration_s >= 0
+        self.outcomes.append(outcome)
+
+
+@pytest.fixture
+async def counted():
+    return Counted()
+
+
+@pytest.fixture
+async def compiler(counted):
+    made = ConstraintCompiler(lambda: tokenizer_of(INFO, TABLE), SystemClock(), counted)
+    yield made
+    made.close()
+
+
+def fits(constraint, text):
+    """Whether the whole text passes, byte by byte, and an end may follow."""
+    matcher = constraint.begin()
+    for byte in text.encode():
+        if matcher.is_complete or not matcher.mask()[byte]:
+            return False
+        matcher.accept(byte)
+    return matcher.is_complete or bool(matcher.mask()[END])
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+
+
+async def test_a_schema_lets_pass_what_obeys_it(compiler):
+    """Keys, types, required members; blanks as far as they are bounded; no lone surrogates."""
+    made = await compiler.compile(pb.OutputConstraint(json_schema=json.dumps(PERSON)))
+    assert fits(made, '{"name": "é"}')
+    assert fits(made, '{\n  "name": "a",\n  "age": 12\n}')
+    for bad in (
+        "{}",
+        '{"name": 1}',
+        '{"name": "a", "age": -1}',
+        '{"name": "a", "x": 1}',
+        '{"name": "a"} ',
+        '{"name": "\\ud800"}',
+        "{" + "\n" * 3 + '"name": "a"}',
+    ):
+        assert not fits(made, bad), bad
+
+
+@pytest.mark.parametrize(
+    ("constraint", "good", "bad"),
+    [
+        (
+            pb.OutputConstraint(json_object=True),
+            ["{}", '{"a": [1, {"b": null}]}'],
+            ["[]", "{", "1"],
+        ),
+        (pb.OutputConstraint(regex=r"[a-c]{2}/\d+"), ["ab/1", "cc/007"], ["ab", "ab/x", "abc/1"]),
+        (pb.OutputConstraint(regex=r"a\/b\\"), ["a/b\\"], ["a\\/b"]),
+        (pb.OutputConstraint(grammar='start: "a" b\nb: /[0-9]+/'), ["a1", "a23"], ["a", "b1"]),
+        (pb.OutputConstraint(grammar='root ::= "x" [0-9]+'), ["x5"], ["5"]),
+        (pb.OutputConstraint(choice=pb.TextChoice(texts=["yes", 'n"o'])), ["yes", 'n"o'], ["ye"]),
+    ],
+)
+async def test_every_kind(compiler, constraint, good, bad):
+    """Each lets pass what it says and nothing else."""
+    made = await compiler.compile(constraint)
+    assert [fits(made, text) for text in (*good, *bad)] == [True] * len(good) + [False] * len(bad)
+
+
+def tools(**fields):
+    return pb.ToolCallRules(
+        functions=[
+            pb.CallableFunction(name="f", arguments_schema=json.dumps(PERSON)),
+            pb.CallableFunction(name="g"),
+        ],
+        begin="<call>",
+        end="</call>",
+        **fields,
+    )
+
+
+F = '<call>\n{"name": "f", "arguments": {"name": "x"}}\n</call>'
+G = '<call>\n{"name": "g", "arguments": {"any": 1}}\n</call>'
+
+
+@pytest.mark.parametrize(
+    ("constraint", "good", "bad"),
+    [
+        (
+            pb.OutputConstraint(tool_calls=tools()),
+            ["", "just text <cal", "I look.\n" + F, F + "\n" + G, G + "\n" + G + "\n" + F],
+            ["<call>", "<call>no", F + "text", F.replace('"x"', "1"), F.replace('"f"', '"h"')],
+        ),
+        (pb.OutputConstraint(tool_calls=tools(max_calls=1)), ["text", F], [F + "\n" + G]),
+        (
+            pb.OutputConstraint(tool_calls=tools(required=True)),
+            [F, F + "\n" + F],
+            ["", "text " + F],
+        ),
+        (
+            pb.OutputConstraint(tool_calls=tools(), json_object=True),
+            ["{}", F],
+            ["text", "", "{}" + F],
+        ),
+        (pb.OutputConstraint(tool_calls=tools(required=True), regex="a"), [F], ["a"]),
+    ],
+)
+async def test_calls_of_functions(compiler, constraint, good, bad):
+    """Free text until a call begins, then its schema; required, bounded, or beside JSON."""
+    made = await compiler.compile(constraint)
+    assert [fits(made, text) for text in (*good, *bad)] == [True] * len(good) + [False] * len(bad)
+
+
+async def test_control_tokens_are_never_text(compiler):
+    """Free text of any length may hold no control token, though a model could draw one."""
+    made = await compiler.compile(pb.OutputConstraint(tool_calls=tools()))
+    mask = made.begin().mask()
+    assert not mask[byte_tokenizer.IM_START_ID]
+    assert mask[END]
+    assert len(mask) == INFO.vocab_size
+
+
+async def test_choices_do_not_share_their_state(compiler):
+    """Each begins afresh."""
+    made = await compiler.compile(pb.OutputConstraint(choice=pb.TextChoice(texts=["ab", "cd"])))
+    first, second = made.begin(), made.begin()
+    first.accept(ord("a"))
+    assert not first.mask()[ord("c")]
+    assert second.mask()[ord("c")]
+    with pytest.raises(InvalidRequest):
+        first.accept(ord("d"))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"type": "zap"},
+        {"$ref": "#/definitions/none"},
+        {"$ref": "http://169.254.169.254/"},
+        {"not": {"type": "string"}},
+        {"type": "string", "pattern": "(?=x)"},
+        {"allOf": [{"anyOf": [{"required": [f"{a}{b}"]} for b in range(9)]} for a in range(9)]},
+    ],
+)
+async def test_what_cannot_be_enforced_is_refused_with_a_reason(compiler, counted, value):
+    """One line, and the same again from what is kept."""
+    for _ in range(2):
+        with pytest.raises(InvalidRequest) as caught:
+            await compiler.compile(pb.OutputConstraint(json_schema=json.dumps(value)))
+        assert "\n" not in caught.value.public_message
+        assert len(caught.value.public_message) < 300
+    assert counted.outcomes == ["refused", "cached"]
+
+
+async def test_lenient_passes_over_what_cannot_be_enforced(compiler):
+    """The rest of the schema still holds."""
+    value = json.dumps({"type": "integer", "not": {"const": 5}})
+    made = await compiler.compile(pb.OutputConstraint(json_schema=value, lenient=True))
+    assert fits(made, "5")
+    assert not fits(made, '"5"')
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        pb.OutputConstraint(regex="((a{0,100}){0,100}){0,100}b"),
+        pb.OutputConstraint(regex="(.*a){30}.{40}b"),
+        pb.OutputConstraint(grammar='start: start start | "a"'),
+        pb.OutputConstraint(grammar='start: a{1000}\na: b{1000}\nb: "x"'),
+        pb.OutputConstraint(json_schema=json.dumps({"type": "array", "minItems": 10**6})),
+        pb.OutputConstraint(json_schema=json.dumps({"type": "string", "minLength": 10**6})),
+    ],
+)
+async def test_hostile_constraints_cost_a_bounded_time(compiler, constraint):
+    """Refused or ready within the bound; a mask then comes or the request fails, nothing hangs."""
+    try:
+        made = await compiler.compile(constraint)
+        matcher = made.begin()
+        for _ in range(20):
+            matcher.mask()
+            matcher.accept(ord("a") if matcher.mask()[ord("a")] else ord("x"))
+    except InvalidRequest:
+        return
+
+
+async def test_equal_constraints_are_compiled_once(compiler, counted):
+    """Those under way are waited for, those that are ready are kept."""
+    wanted = pb.OutputConstraint(regex="a+")
+    first, second = await asyncio.gather(compiler.compile(wanted), compiler.compile(wanted))
+    assert first is second is await compiler.compile(wanted)
+    assert counted.outcomes == ["ok", "ok", "cached"]
+
+
+async def test_what_takes_too_long_is_refused_and_the_loop_goes_on(counted):
+    """The wait is bounded; the compilation's end is not waited for."""
+    go = threading.Event()
+
+    def slow():
+        go.wait(10)
+        return tokenizer_of(INFO, TABLE)
+
+    made = ConstraintCompiler(slow, SystemClock(), counted, timeout_s=0.05)
+    wanted = pb.OutputConstraint(regex="a")
+    with pytest.raises(InvalidRequest, match="in time"):
+        await made.compile(wanted)
+    go.set()
+    for _ in range(100):
+        try:
+            assert await made.compile(wanted)
+            break
+        except InvalidRequest:
+            continue
+    assert counted.outcomes[0] == "timeout"
+    assert counted.outcomes[-1] in ("ok", "cached")
+    made.close()
+
+
+async def test_too_many_at_once_are_refused(counted, monkeypatch):
+    """Before any work is done for them."""
+    monkeypatch.setattr(compiler_module, "_MAX_PENDING", 1)
+    made = ConstraintCompiler(lambda: tokenizer_of(INFO, TABLE), SystemClock(), counted)
+    first = asyncio.ensure_future(made.compile(pb.OutputConstraint(regex="a")))
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull):
+        await made.compile(pb.OutputConstraint(regex="b"))
+    assert await first
+    assert counted.outcomes == ["busy", "ok"]
+    made.close()
