@@ -2,6 +2,8 @@
 
 Nothing that a request contains may end the loop: an exception in a step fails the requests of that
 step, gives their blocks back, and the loop goes on. An abort takes effect before the next step.
+
+Long because the loop's one state is shared by all that a step does.
 """
 
 from __future__ import annotations
