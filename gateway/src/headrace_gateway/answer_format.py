@@ -177,7 +177,7 @@ class ChatFormat:
                 {
                     "index": idx,
                     "message": self._message(idx, it),
-                    "logprobs": _chat_logprobs(it.logprobs) if it.logprobs else None,
+                    "logprobs": chat_logprobs(it.logprobs) if it.logprobs else None,
                     "finish_reason": it.finish_reason,
                 }
                 for idx, it in enumerate(choices)
@@ -213,7 +213,7 @@ class ChatFormat:
 
     @staticmethod
     def _logprobs(logprobs: Sequence[TokenLogprob] | None) -> bytes:
-        return b"null" if not logprobs else orjson.dumps(_chat_logprobs(logprobs))
+        return b"null" if not logprobs else orjson.dumps(chat_logprobs(logprobs))
 
 
 class CompletionFormat:
@@ -315,7 +315,9 @@ def _token_text(token: TokenLogprob) -> str:
     return token.token.decode("utf-8", "replace")
 
 
-def _chat_logprobs(logprobs: Sequence[TokenLogprob]) -> Json:
+def chat_logprobs(logprobs: Sequence[TokenLogprob]) -> Json:
+    """Return log probabilities as a chat answer shows them."""
+
     def one(token: TokenLogprob) -> Json:
         return {
             "token": _token_text(token),

@@ -41,6 +41,11 @@ class Endpoint(StrEnum):
         """The public name of what the prompt is made of."""
         return _PROMPT_FIELDS[self]
 
+    @property
+    def limit_field(self) -> str:
+        """The public name of the most output tokens."""
+        return "max_output_tokens" if self is Endpoint.RESPONSES else "max_tokens"
+
 
 _PROMPT_FIELDS = {
     Endpoint.CHAT: "messages",

@@ -33,6 +33,10 @@ from headrace_gateway.outbox_metrics import OutboxMetrics
 from headrace_gateway.price_watch import PriceWatch
 from headrace_gateway.pricing import PriceBook
 from headrace_gateway.request_flow import FlowLimits, RequestFlow
+from headrace_gateway.responses_api.background import BackgroundResponses
+from headrace_gateway.responses_api.dialect import ResponsesDialect
+from headrace_gateway.responses_api.kept import KeptResponses
+from headrace_gateway.responses_api.routes import responses_router
 from headrace_gateway.rest_app import rest_app
 from headrace_gateway.routes.health import health_router
 from headrace_gateway.routes.models import models_router
@@ -85,6 +89,8 @@ class Gateway:
         )
         self._state = StateStore(settings.state_location(), clock)
         self._flow = self._build_flow(clock)
+        self._kept = KeptResponses(self._state, settings.response_ttl_s)
+        self._background = BackgroundResponses(self._kept, self._flow)
         self._server = HttpServer(self._build_app(clock), settings.listen, settings.drain_grace_s)
         self._observability: ObservabilityServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -163,6 +169,7 @@ class Gateway:
             "/v1/chat/completions": OpenAiDialect(Endpoint.CHAT, parse_chat),
             "/v1/completions": OpenAiDialect(Endpoint.COMPLETIONS, parse_completion),
             "/v1/messages": MessagesDialect(),
+            "/v1/responses": ResponsesDialect(self._kept, self._background, self.directory, clock),
         }
         hot: dict[str, AsgiApp] = {
             path: HotRoute(dialect, context, self._flow) for path, dialect in dialects.items()
@@ -173,6 +180,7 @@ class Gateway:
         rest = rest_app(
             [
                 models_router(self._auth, self.directory),
+                responses_router(self._auth, self._kept, self._background),
                 health_router(self.registry, lambda: self.is_ready),
             ],
             clock,
@@ -180,6 +188,7 @@ class Gateway:
         return GatewayApp(hot, rest)
 
     async def _close(self) -> None:
+        await self._background.close()
         await self._flow.drain()
         await cancel_and_wait(*self._tasks)
         await self._usage_log.close()

@@ -59,8 +59,8 @@ class ErrorForm(Protocol):
         """Return the JSON of an error."""
         ...
 
-    def error_event(self, body: bytes) -> bytes:
-        """Return the events that end a stream which has begun."""
+    def error_event(self, body: bytes, num_events: int) -> bytes:
+        """Return the events that end a stream of so many events."""
         ...
 
 
@@ -159,7 +159,9 @@ class ApiRoute:
         body = self._form.error_body(error, request_id)
         try:
             if exchange.has_begun:
-                await exchange.send_events(self._form.error_event(body), is_last=True)
+                await exchange.send_events(
+                    self._form.error_event(body, exchange.num_events), is_last=True
+                )
             else:
                 await exchange.send_json(error.http_status, body, error_body.headers(error))
         except ClientGone:
@@ -190,6 +192,9 @@ class HotRoute(ApiRoute):
             reading.make_sink,
             started_s,
         )
+        if reading.detach is not None:
+            await exchange.send_json(200, await reading.detach(visit))
+            return "ok"
         await while_connected(exchange, self._flow.serve(visit))
         blocked = visit.answer is not None and visit.answer.is_blocked
         return "output_blocked" if blocked else "ok"

@@ -20,6 +20,7 @@ class CapturedExchange:
         self.has_begun = False
         self.is_over = False
         self.client_is_gone = False
+        self.num_events = 0
         self.is_stream = False
         self.status = 0
         self._pieces: list[bytes] = []

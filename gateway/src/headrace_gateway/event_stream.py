@@ -25,11 +25,15 @@ class EventStream:
     def __init__(self, exchange: Exchange, clock: Clock, keep_alive: bytes) -> None:
         self._exchange, self._clock, self._keep_alive = exchange, clock, keep_alive
         self._waiting: list[bytes] = []
+        # Ever queued.
+        self.num_events = 0
         self._lock = asyncio.Lock()
         self._last_sent_s = clock.now_s()
 
     def add(self, kind: str, data: Mapping[str, Any]) -> None:  # Any: JSON values
         """Queue an event for the next `flush`; its data carries its kind as `type`."""
+        self.num_events += 1
+        self._exchange.num_events = self.num_events
         self._waiting.append(named_event(kind, orjson.dumps({"type": kind, **data})))
 
     async def flush(self, *, is_last: bool = False) -> None:

@@ -48,6 +48,7 @@ class HttpExchange:
         self.has_begun = False
         self.is_over = False
         self.client_is_gone = False
+        self.num_events = 0
 
     @property
     def request_headers(self) -> list[tuple[bytes, bytes]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -38,6 +38,18 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise InvalidRequest("The body is nested too deeply.") from None
 
 
+def convert(value: object, kind: Any, path: str) -> Any:  # Any: a type, and a value of that type
+    """Read a JSON value that stands at *path* of a body.
+
+    Raises:
+        InvalidRequest: it is not of the documented shape; `param` names the field.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), path) from None
+
+
 def check_depth(value: object, param: str) -> None:
     """Refuse a free-form value that nests too deeply.
 
@@ -57,9 +69,10 @@ def check_depth(value: object, param: str) -> None:
     raise InvalidRequest(f"{param} is nested more than {MAX_DEPTH} levels deep.", param=param)
 
 
-def _explain(text: str) -> InvalidRequest:
+def _explain(text: str, begin: str = "") -> InvalidRequest:
     found = _AT.search(text)
     path = found["path"].replace("[...]", "") if found else ""
+    path = f"{begin}.{path}".strip(".").replace(".[", "[")
     what = text[: found.start()] if found else text
     if missing := _MISSING.match(what):
         path = f"{path}.{missing[1]}".lstrip(".")

@@ -43,7 +43,7 @@ class OpenAiDialect:
         """Return the JSON of an error."""
         return error_body.render(error, request_id)
 
-    def error_event(self, body: bytes) -> bytes:
+    def error_event(self, body: bytes, num_events: int) -> bytes:
         """Return the error as an event, then the end mark."""
         return event(body) + DONE
 

@@ -54,8 +54,8 @@ def output_bound(
     if prompt_tokens + wanted > context:
         raise ContextTooLong(
             f"This model's context holds {context} tokens; the {param} have {prompt_tokens} and "
-            f"max_tokens asks for {wanted}. Shorten one of them.",
-            param="max_tokens",
+            f"{request.endpoint.limit_field} asks for {wanted}. Shorten one of them.",
+            param=request.endpoint.limit_field,
         )
     return wanted
 

@@ -45,6 +45,12 @@ class GatewaySettings(RpcServiceSettings):
         "for stored responses, files, batches and idempotency records; shared by the processes of "
         "one gateway. Empty = SQLite in the outbox folder, for a single process.",
     )
+    response_ttl_s: int = Field(
+        30 * 86_400,
+        ge=60,
+        le=366 * 86_400,
+        description="Stored responses are kept so long. Seconds.",
+    )
     max_body_bytes: int = Field(
         10 * 2**20, ge=1024, le=256 * 2**20, description="Largest request body. Bytes."
     )

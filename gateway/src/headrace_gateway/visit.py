@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,6 +25,8 @@ class Exchange(Protocol):
     has_begun: bool
     is_over: bool
     client_is_gone: bool
+    # Of those that are numbered.
+    num_events: int
 
     def header(self, name: bytes) -> bytes:
         """Return a request header; empty if absent."""
@@ -78,6 +80,8 @@ class Reading:
 
     request: ApiRequest
     make_sink: MakeSink
+    # Takes the request away from its connection and returns what is told at once; None = it stays.
+    detach: Callable[[Visit], Awaitable[bytes]] | None = None
 
 
 class Dialect(Protocol):
@@ -105,6 +109,6 @@ class Dialect(Protocol):
         """Return the JSON of an error."""
         ...
 
-    def error_event(self, body: bytes) -> bytes:
-        """Return the events that end a stream which has begun, from the JSON of an error."""
+    def error_event(self, body: bytes, num_events: int) -> bytes:
+        """Return the events that end a stream of so many events, from the JSON of an error."""
         ...

@@ -51,7 +51,7 @@ class MessagesDialect:
         """Return the JSON of an error."""
         return message_error(error, request_id)
 
-    def error_event(self, body: bytes) -> bytes:
+    def error_event(self, body: bytes, num_events: int) -> bytes:
         """Return the error as an event; there is no end mark."""
         return named_event("error", body)
 

@@ -1,0 +1,1 @@
+"""/v1/responses: answers that may be kept, continued, and made in the background."""

@@ -1,0 +1,135 @@
+"""/v1/responses: bodies in, answers and errors out."""
+
+from __future__ import annotations
+
+import logging
+
+import orjson
+
+from headrace_common.clock import Clock
+from headrace_common.errors import HeadraceError
+from headrace_gateway import error_body
+from headrace_gateway.answer import Sink
+from headrace_gateway.answer_format import Json
+from headrace_gateway.api_request import Endpoint
+from headrace_gateway.auth import check_model_allowed
+from headrace_gateway.event_stream import named_event
+from headrace_gateway.model_directory import ModelDirectory, ServedModel
+from headrace_gateway.responses_api.background import BackgroundResponses
+from headrace_gateway.responses_api.kept import KeptResponses
+from headrace_gateway.responses_api.schema import Asked, echo, parse, read
+from headrace_gateway.responses_api.sink import ResponseSink, fresh_response
+from headrace_gateway.state.store import Owner
+from headrace_gateway.visit import Caller, Reading, Visit
+
+_log = logging.getLogger(__name__)
+
+
+class ResponsesDialect:
+    """How /v1/responses is spoken.
+
+    Args:
+        kept: responses that came before, and where new ones are kept.
+        background: makes those that nobody waits for.
+        directory: to refuse an unknown model before a background response is queued.
+        clock: time.
+    """
+
+    endpoint = Endpoint.RESPONSES
+    id_headers = (b"x-request-id",)
+
+    def __init__(
+        self,
+        kept: KeptResponses,
+        background: BackgroundResponses,
+        directory: ModelDirectory,
+        clock: Clock,
+    ) -> None:
+        self._kept, self._background = kept, background
+        self._directory, self._clock = directory, clock
+
+    async def read(self, body: bytes, caller: Caller) -> Reading:
+        """Parse a body, together with the conversation that it continues.
+
+        Raises:
+            InvalidRequest: it is wrong.
+            NotFound: an earlier response is not there.
+        """
+        asked = parse(body)
+        earlier: list[Json] = []
+        if asked.body.previous_response_id is not None:
+            owner = Owner.of(caller.principal)
+            earlier = await self._kept.conversation(owner, asked.body.previous_response_id)
+        work = _Work(asked, caller, self._kept, self._clock)
+        request = read(asked, earlier)
+        if not asked.body.background:
+            return Reading(request, work.make_sink)
+        self._directory.get(request.model)
+        check_model_allowed(caller.principal, request.model)
+
+        async def detach(visit: Visit) -> bytes:
+            queued = await self._background.start(visit, work.response, work.items)
+            return orjson.dumps(queued)
+
+        return Reading(request, work.make_sink, detach)
+
+    def error_body(self, error: HeadraceError, request_id: str) -> bytes:
+        """Return the JSON of an error."""
+        return error_body.render(error, request_id)
+
+    def error_event(self, body: bytes, num_events: int) -> bytes:
+        """Return the error as the last event."""
+        told = orjson.loads(body)["error"]
+        data = {
+            "type": "error",
+            "code": told["code"],
+            "message": told["message"],
+            "param": told["param"],
+            "sequence_number": num_events,
+        }
+        return named_event("error", orjson.dumps(data))
+
+
+class _Work:
+    """One response being made."""
+
+    def __init__(self, asked: Asked, caller: Caller, kept: KeptResponses, clock: Clock) -> None:
+        self._asked, self._caller, self._kept = asked, caller, kept
+        serial = caller.request_id.removeprefix("req_")
+        self.response = fresh_response(
+            f"resp_{serial}", asked.body.model, int(clock.unix_s()), echo(asked)
+        )
+        self.items = [
+            {"id": f"{_PREFIXES.get(item['type'], 'item_')}{serial}i{idx}", **item}
+            for idx, item in enumerate(asked.items)
+        ]
+
+    def make_sink(self, visit: Visit, model: ServedModel, clock: Clock) -> Sink:
+        """Return where the answer goes."""
+        self.response["model"] = model.card.model
+        on_end = self._finish if self._asked.body.background else self._keep
+        return ResponseSink(
+            visit.exchange,
+            self.response,
+            clock,
+            on_end,
+            is_stream=visit.request.streaming.is_stream,
+        )
+
+    async def _keep(self, response: Json) -> Json:
+        if self._asked.is_stored:
+            owner = Owner.of(self._caller.principal)
+            try:
+                await self._kept.keep(owner, response, self.items, self._caller.request_id)
+            except HeadraceError as error:
+                # It is made and paid for: better told as not kept than not told.
+                _log.warning("%s cannot be kept: %s", response["id"], error)
+                return {**response, "store": False}
+        return response
+
+    async def _finish(self, response: Json) -> Json:
+        await self._kept.finish(response)
+        return response
+
+
+_PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_"}

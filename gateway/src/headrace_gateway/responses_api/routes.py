@@ -1,0 +1,111 @@
+"""Responses that are kept: retrieve, delete, cancel, list what was given."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request
+
+from headrace_common.errors import InvalidRequest, NotFound
+from headrace_gateway.answer_format import Json
+from headrace_gateway.auth import KeyAuth
+from headrace_gateway.responses_api.background import BackgroundResponses
+from headrace_gateway.responses_api.kept import Kept, KeptResponses
+from headrace_gateway.state.store import Owner
+
+_CANCEL_POLLS, _CANCEL_POLL_S = 40, 0.1
+
+
+def responses_router(
+    auth: KeyAuth, kept: KeptResponses, background: BackgroundResponses
+) -> APIRouter:
+    """Return the routes."""
+    router = APIRouter(tags=["responses"], prefix="/v1/responses/{response_id}")
+
+    async def find(request: Request, response_id: str) -> Kept:
+        owner = Owner.of(await auth.authenticate(request.headers.raw))
+        return await kept.find(owner, response_id)
+
+    @router.get("")
+    async def retrieve(response_id: str, request: Request, stream: bool = False) -> Json:
+        """Return a response that was kept, finished or not."""
+        found = await find(request, response_id)
+        if stream:
+            raise InvalidRequest("A kept response cannot be streamed.", param="stream")
+        return found.response
+
+    @router.delete("")
+    async def delete(response_id: str, request: Request) -> Json:
+        """Forget a response; a background one is stopped."""
+        owner = Owner.of(await auth.authenticate(request.headers.raw))
+        await kept.delete(owner, response_id)
+        background.cancel(response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    @router.post("/cancel")
+    async def cancel(response_id: str, request: Request) -> Json:
+        """Stop a background response, wherever it runs."""
+        found = await find(request, response_id)
+        _check_background(found)
+        if not found.is_finished:
+            await kept.want_cancel(response_id)
+            background.cancel(response_id)
+            found = await _finished(lambda: find(request, response_id))
+        return found.response
+
+    @router.get("/input_items")
+    async def input_items(
+        response_id: str,
+        request: Request,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+    ) -> Json:
+        """List the items that were given for a response."""
+        found = await find(request, response_id)
+        items = found.input_items if order == "asc" else found.input_items[::-1]
+        return page(items, limit, after)
+
+    return router
+
+
+def _check_background(found: Kept) -> None:
+    if not found.response["background"]:
+        raise InvalidRequest(
+            "Only a response made with background=true can be cancelled.", param="response_id"
+        )
+
+
+async def _finished(find: Callable[[], Awaitable[Kept]]) -> Kept:
+    """Wait, a bounded time, until whoever works on a response has stopped."""
+    found = await find()
+    for _ in range(_CANCEL_POLLS):
+        if found.is_finished:
+            break
+        await asyncio.sleep(_CANCEL_POLL_S)
+        found = await find()
+    return found
+
+
+def page(items: list[Json], limit: int, after: str | None) -> Json:
+    """Return one page of a list, in the shape that SDKs go on from.
+
+    Raises:
+        NotFound: *after* is not in the list.
+    """
+    start = 0
+    if after is not None:
+        places = [idx for idx, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise NotFound(f"Nothing in the list has the id {after[:100]!r}.", param="after")
+        start = places[0] + 1
+    shown = items[start : start + limit]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": start + limit < len(items),
+    }

@@ -1,0 +1,337 @@
+"""From a body of /v1/responses to the request that all endpoints share.
+
+It is read as the chat that says the same, so that there is one set of rules; names of fields in
+errors are translated back. The items of earlier responses come first, then the new ones;
+instructions hold for this response only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from headrace_common.errors import InvalidRequest
+from headrace_gateway import openai_bodies as chat_bodies
+from headrace_gateway.api_request import ApiRequest, Endpoint
+from headrace_gateway.json_body import convert, decode
+from headrace_gateway.openai_schema import read_chat
+from headrace_gateway.param_names import rename_parts, renaming
+from headrace_gateway.responses_api.bodies import (
+    DECODER,
+    AllowedToolsChoice,
+    Content,
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    FunctionChoice,
+    FunctionTool,
+    InputText,
+    Item,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    MessageItem,
+    OutputText,
+    RefusalContent,
+    ResponsesBody,
+)
+
+# JSON objects. Any: nested values.
+Json = dict[str, Any]
+MAX_ITEMS = 10_000
+# What `include` may ask for: a part of the answer, or something that never occurs here.
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDES = (_LOGPROBS, "reasoning.encrypted_content")
+_REFUSED = (
+    "access_programs",
+    "background_options",
+    "context_management",
+    "conversation",
+    "image",
+    "moderation",
+    "prompt",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+)
+_NAMES = {
+    "max_tokens": "max_output_tokens",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A body, checked as far as it can be without what went before."""
+
+    body: ResponsesBody
+    items: list[Json]
+    tools: list[FunctionTool]
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the response is kept."""
+        return self.body.store is not False
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether log probabilities are part of the answer."""
+        return bool(self.body.top_logprobs) or _LOGPROBS in (self.body.include or ())
+
+
+@dataclass
+class _Chat:
+    """Messages as a chat has them, and how the client calls each."""
+
+    messages: list[chat_bodies.MessageBody] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=lambda: dict(_NAMES))
+
+    def add(self, message: chat_bodies.MessageBody, name: str) -> None:
+        place = f"messages[{len(self.messages)}]"
+        self.names[place] = name
+        if name == "instructions":
+            self.names[f"{place}.content"] = name
+        self.messages.append(message)
+
+
+def parse(body: bytes) -> Asked:
+    """Parse a body.
+
+    Raises:
+        InvalidRequest: `param` names the field at fault.
+    """
+    asked = decode(DECODER, body)
+    _check(asked)
+    given: list[Any] = (
+        [{"role": "user", "content": asked.input}]
+        if isinstance(asked.input, str)
+        else list(asked.input or ())
+    )
+    if not given and asked.previous_response_id is None and not asked.instructions:
+        raise InvalidRequest("input must hold at least one item.", param="input")
+    if len(given) > MAX_ITEMS:
+        raise InvalidRequest(f"input may hold at most {MAX_ITEMS} items.", param="input")
+    items = [_typed(item, f"input[{idx}]") for idx, item in enumerate(given)]
+    for idx, item in enumerate(items):
+        convert(item, Item, f"input[{idx}]")
+    return Asked(asked, items, _tools(asked))
+
+
+def read(asked: Asked, earlier: Sequence[Json]) -> ApiRequest:
+    """Return the request that a body makes together with the items of what went before.
+
+    Raises:
+        InvalidRequest: `param` names the field at fault.
+    """
+    body, chat = asked.body, _Chat()
+    if body.instructions:
+        message = chat_bodies.MessageBody(role="system", content=body.instructions)
+        chat.add(message, "instructions")
+    for items, name in ((earlier, "previous_response_id"), (asked.items, "input")):
+        for idx, item in enumerate(items):
+            _add_item(chat, convert(item, Item, f"{name}[{idx}]"), f"{name}[{idx}]")
+    if not chat.messages:
+        raise InvalidRequest("input must hold at least one message.", param="input")
+    as_chat = _chat_body(asked, chat)
+    with renaming(chat.names):
+        request = read_chat(as_chat, Endpoint.RESPONSES)
+    rename_parts(request, chat.names)
+    return request
+
+
+def _check(asked: ResponsesBody) -> None:
+    for name in _REFUSED:
+        if getattr(asked, name) is not None:
+            raise _not_supported(name)
+    for idx, include in enumerate(asked.include or ()):
+        if include not in _INCLUDES:
+            raise InvalidRequest(f"{include!r} is not offered.", param=f"include[{idx}]")
+    if asked.background and asked.store is False:
+        raise InvalidRequest("A background response must be stored.", param="store")
+    if asked.background and asked.stream:
+        raise InvalidRequest(
+            "A background response cannot be streamed; retrieve it instead.", param="stream"
+        )
+    if asked.stream_options is not None and asked.stream_options.include_obfuscation:
+        raise _not_supported("stream_options.include_obfuscation")
+    if asked.stream_options is not None and not asked.stream:
+        raise InvalidRequest("stream_options needs stream to be true.", param="stream_options")
+
+
+def _typed(item: Any, path: str) -> Json:  # Any: JSON of the client
+    if not isinstance(item, dict):
+        raise InvalidRequest(f"Invalid value for {path}: Expected an object.", param=path)
+    typed: Json = {"type": "message", **item}
+    if typed["type"] == "item_reference":
+        raise InvalidRequest(
+            "References to items are not supported; send the item, or previous_response_id.",
+            param=path,
+        )
+    return typed
+
+
+def _add_item(chat: _Chat, item: Item, name: str) -> None:
+    if isinstance(item, MessageItem):
+        content = _text(item.content, f"{name}.content")
+        chat.add(chat_bodies.MessageBody(role=item.role, content=content), name)
+    elif isinstance(item, FunctionCallItem):
+        function = chat_bodies.FunctionBody(name=item.name, arguments=item.arguments)
+        call = chat_bodies.ToolCallBody(id=item.call_id, function=function)
+        last = chat.messages[-1] if chat.messages else None
+        if last is not None and last.role == "assistant":
+            # Calls of one answer belong to one message.
+            last.tool_calls = [*(last.tool_calls or ()), call]
+        else:
+            chat.add(chat_bodies.MessageBody(role="assistant", tool_calls=[call]), name)
+    elif isinstance(item, FunctionCallOutputItem):
+        output = _text(item.output, f"{name}.output")
+        message = chat_bodies.MessageBody(role="tool", content=output, tool_call_id=item.call_id)
+        chat.add(message, name)
+
+
+def _text(content: str | list[Content], path: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for idx, part in enumerate(content):
+        if isinstance(part, InputText | OutputText):
+            texts.append(part.text)
+        elif isinstance(part, RefusalContent):
+            texts.append(part.refusal)
+        else:
+            kind = type(part).__name__.removeprefix("Input").lower()
+            raise InvalidRequest(f"This model takes no {kind}, only text.", param=f"{path}[{idx}]")
+    return "".join(texts)
+
+
+def _tools(asked: ResponsesBody) -> list[FunctionTool]:
+    tools = []
+    for idx, given in enumerate(asked.tools or ()):
+        path = f"tools[{idx}]"
+        kind = given.get("type") if isinstance(given, dict) else None
+        if kind != "function":
+            raise InvalidRequest(
+                f"Only tools of type function are offered, not {str(kind)[:60]!r}.",
+                param=f"{path}.type",
+            )
+        tool = convert(given, FunctionTool, path)
+        if tool.defer_loading:
+            raise _not_supported(f"{path}.defer_loading")
+        if tool.allowed_callers not in (None, ["direct"]):
+            raise _not_supported(f"{path}.allowed_callers")
+        tools.append(tool)
+    return tools
+
+
+def _chat_body(asked: Asked, chat: _Chat) -> chat_bodies.ChatBody:
+    body = asked.body
+    made = chat_bodies.ChatBody(
+        model=body.model,
+        messages=chat.messages,
+        max_tokens=body.max_output_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        stream=body.stream,
+        prompt_cache_key=body.prompt_cache_key,
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=_format(body),
+        tool_choice=_choice(body),
+    )
+    if asked.wants_logprobs:
+        made.logprobs, made.top_logprobs = True, body.top_logprobs
+    if asked.tools:
+        made.tools = [
+            chat_bodies.FunctionToolBody(
+                function=chat_bodies.FunctionDefinitionBody(
+                    name=tool.name,
+                    description=tool.description,
+                    parameters=tool.parameters,
+                    strict=tool.strict,
+                )
+            )
+            for tool in asked.tools
+        ]
+        for idx in range(len(asked.tools)):
+            chat.names[f"tools[{idx}].function"] = f"tools[{idx}]"
+    return made
+
+
+def _format(body: ResponsesBody) -> chat_bodies.ResponseFormatBody | None:
+    wanted = body.text.format if body.text is not None else None
+    if isinstance(wanted, JsonObjectFormat):
+        return chat_bodies.JsonObjectFormat()
+    if isinstance(wanted, JsonSchemaFormat):
+        schema = chat_bodies.JsonSchemaBody(
+            name=wanted.name,
+            description=wanted.description,
+            schema=wanted.schema,
+            strict=wanted.strict,
+        )
+        return chat_bodies.JsonSchemaFormat(json_schema=schema)
+    return None
+
+
+def _choice(body: ResponsesBody) -> Any:  # Any: one of the chat's kinds of choice
+    choice = body.tool_choice
+    if isinstance(choice, FunctionChoice):
+        return _chosen(choice)
+    if isinstance(choice, AllowedToolsChoice):
+        tools = [_chosen(tool) for tool in choice.tools]
+        allowed = chat_bodies.AllowedTools(mode=choice.mode, tools=tools)
+        return chat_bodies.AllowedToolsChoice(allowed_tools=allowed)
+    return choice
+
+
+def _chosen(choice: FunctionChoice) -> chat_bodies.FunctionChoice:
+    return chat_bodies.FunctionChoice(function=chat_bodies.NamedFunction(name=choice.name))
+
+
+def echo(asked: Asked) -> Json:
+    """Return the fields of a response that repeat what was asked."""
+    body = asked.body
+    text: Json = msgspec.to_builtins(body.text) if body.text is not None else {}
+    reasoning: Json = msgspec.to_builtins(body.reasoning) if body.reasoning is not None else {}
+    return {
+        "background": bool(body.background),
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {
+            "effort": reasoning.get("effort"),
+            "summary": reasoning.get("summary") or reasoning.get("generate_summary"),
+        },
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": asked.is_stored,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {
+            "format": text.get("format") or {"type": "text"},
+            "verbosity": text.get("verbosity") or "medium",
+        },
+        "tool_choice": (
+            "auto" if body.tool_choice is None else msgspec.to_builtins(body.tool_choice)
+        ),
+        "tools": [
+            {
+                "type": "function",
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.parameters,
+                "strict": tool.strict is not False,
+            }
+            for tool in asked.tools
+        ],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": body.truncation or "disabled",
+        "user": body.user,
+    }
+
+
+def _not_supported(name: str) -> InvalidRequest:
+    return InvalidRequest(f"{name} is not supported.", param=name)

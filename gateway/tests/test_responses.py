@@ -1,0 +1,189 @@
+"""/v1/responses over HTTP, with the SDK that applications use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from headrace_contracts.usage.v1 import usage_pb2
+from headrace_testing.fake_worker import MODEL, saying
+from headrace_testing.gateway_fleet import GatewayFleet
+from headrace_testing.waiting import eventually
+
+IMAGE = [{"type": "input_image"}]
+
+
+def seen(fleet: GatewayFleet) -> str:
+    """The last prompt, control tokens left out."""
+    return bytes(i for i in fleet.worker.requests[-1].prompt_token_ids if i < 256).decode()
+
+
+async def test_a_whole_response_is_kept_and_deleted(fleet: GatewayFleet) -> None:
+    """Created, retrieved with the same content, its input listed, deleted, gone."""
+    fleet.worker.script = saying("Hello, 水車!")
+    async with fleet.openai() as client:
+        made = await client.responses.create(
+            model=MODEL, input="hi", instructions="Be kind.", metadata={"a": "b"}
+        )
+        assert (made.output_text, made.status) == ("Hello, 水車!", "completed")
+        assert made.usage is not None
+        assert made.usage.output_tokens == len("Hello, 水車!".encode()) + 1
+        assert "Be kind." in seen(fleet)
+        again = await client.responses.retrieve(made.id)
+        assert again.model_dump() == made.model_dump()
+        items = await client.responses.input_items.list(made.id)
+        assert [item.content for item in items.data] == ["hi"]
+        await client.responses.delete(made.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(made.id)
+    (closed,) = fleet.usage.closed_events()
+    assert (closed.endpoint, closed.ending) == ("responses", usage_pb2.ENDING_COMPLETED)
+
+
+async def test_the_events_of_a_stream(fleet: GatewayFleet) -> None:
+    """All kinds in order, numbered without a gap; the last one carries the whole response."""
+    fleet.worker.script = saying("Hi")
+    async with fleet.openai() as client:
+        stream = await client.responses.create(model=MODEL, input="hi", stream=True)
+        events = [event async for event in stream]
+        kept = await client.responses.retrieve(events[-1].response.id)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert set(kinds[4:-4]) == {"output_text.delta"}
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == "Hi" == events[-1].response.output_text == kept.output_text
+
+
+async def test_a_conversation_goes_on(fleet: GatewayFleet) -> None:
+    """previous_response_id brings all earlier items, but not the instructions."""
+    async with fleet.openai() as client:
+        fleet.worker.script = saying("one")
+        first = await client.responses.create(model=MODEL, input="A?", instructions="Only here.")
+        fleet.worker.script = saying("two")
+        second = await client.responses.create(
+            model=MODEL, input="B?", previous_response_id=first.id
+        )
+        await client.responses.create(model=MODEL, input="C?", previous_response_id=second.id)
+        prompt = seen(fleet)
+        assert [prompt.index(it) for it in ("A?", "one", "B?", "two", "C?")] == sorted(
+            prompt.index(it) for it in ("A?", "one", "B?", "two", "C?")
+        )
+        assert "Only here." not in prompt
+        await client.responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.create(model=MODEL, input="D?", previous_response_id=second.id)
+
+
+async def test_nobody_sees_anothers_response(fleet: GatewayFleet) -> None:
+    """Another tenant's key gets 404, also as an earlier response; store=false keeps nothing."""
+    other, _ = fleet.new_key(tenant_id="rival")
+    async with fleet.openai() as client, fleet.openai(other) as rival:
+        made = await client.responses.create(model=MODEL, input="hi")
+        for ask in (rival.responses.retrieve, rival.responses.delete, rival.responses.cancel):
+            with pytest.raises(openai.NotFoundError):
+                await ask(made.id)
+        with pytest.raises(openai.NotFoundError):
+            await rival.responses.create(model=MODEL, input="x", previous_response_id=made.id)
+        loose = await client.responses.create(model=MODEL, input="hi", store=False)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(loose.id)
+
+
+async def test_a_response_in_the_background(fleet: GatewayFleet) -> None:
+    """Told as queued at once, found completed later, billed once."""
+    fleet.worker.script = saying("done")
+    async with fleet.openai() as client:
+        made = await client.responses.create(model=MODEL, input="hi", background=True)
+        assert made.status == "queued"
+
+        async def is_completed() -> bool:
+            return (await client.responses.retrieve(made.id)).status == "completed"
+
+        await eventually(is_completed, within_s=5)
+        assert (await client.responses.retrieve(made.id)).output_text == "done"
+    assert len(fleet.usage.closed_events()) == 1
+
+
+async def test_a_background_response_is_cancelled(fleet: GatewayFleet) -> None:
+    """The work stops at the worker and what was made is billed."""
+    fleet.worker.switches.delay_per_token_s = 0.05
+    async with fleet.openai() as client:
+        made = await client.responses.create(model=MODEL, input="hi", background=True)
+        await eventually(lambda: fleet.worker.running, within_s=3)
+        ended = await client.responses.cancel(made.id)
+        assert ended.status == "cancelled"
+        assert (await client.responses.cancel(made.id)).status == "cancelled"
+        whole = await client.responses.create(model=MODEL, input="hi", max_output_tokens=1)
+        with pytest.raises(openai.BadRequestError):
+            await client.responses.cancel(whole.id)
+    await fleet.settled()
+    assert fleet.worker.cancelled
+    assert fleet.usage.closed_events()[0].ending == usage_pb2.ENDING_CLIENT_GONE
+
+
+async def test_a_short_answer_is_incomplete(fleet: GatewayFleet) -> None:
+    """max_output_tokens ends it and says so; it can be continued."""
+    async with fleet.openai() as client:
+        made = await client.responses.create(model=MODEL, input="hi", max_output_tokens=2)
+        assert made.status == "incomplete"
+        assert made.incomplete_details is not None
+        assert made.incomplete_details.reason == "max_output_tokens"
+        await client.responses.create(model=MODEL, input="go on", previous_response_id=made.id)
+
+
+async def test_items_become_messages(fleet: GatewayFleet) -> None:
+    """Messages with parts, calls and their outputs, reasoning left out; log probabilities told."""
+    items: Any = [
+        {"role": "developer", "content": "Rule."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Q1"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "A1"}]},
+        {"role": "user", "content": "Q2"},
+    ]
+    async with fleet.openai() as client:
+        made = await client.responses.create(
+            model=MODEL,
+            input=items,
+            max_output_tokens=3,
+            top_logprobs=2,
+            include=["message.output_text.logprobs"],
+        )
+    content: Any = made.output[0]
+    assert len(content.content[0].logprobs) == 3
+    assert len(content.content[0].logprobs[0].top_logprobs) == 2
+    assert [part.path for part in fleet.guard.inputs[-1].parts] == [
+        f"input[{idx}].content" for idx in (0, 1, 3, 4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"extra_body": {"no_such_field": 1}}, "no_such_field"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0]",
+        ),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+        ({"include": ["file_search_call.results"]}, "include[0]"),
+        ({"background": True, "store": False}, "store"),
+        ({"max_output_tokens": 10_000_000}, "max_output_tokens"),
+        ({"model": "nope"}, "model"),
+    ],
+)
+async def test_mistakes_are_named(fleet: GatewayFleet, fields: Any, param: str) -> None:
+    """400 (or 404) with the client's own name of the field; nothing is billed."""
+    async with fleet.openai() as client:
+        with pytest.raises(openai.APIStatusError) as caught:
+            await client.responses.create(**{"model": MODEL, "input": "hi", **fields})
+    assert caught.value.param == param
+    assert fleet.usage.events == []
