@@ -9,15 +9,16 @@ from prometheus_client import CollectorRegistry
 
 from headrace_common.errors import (
     BudgetExhausted,
+    Deadline,
     HeadraceError,
     RateLimited,
     ReplicaLost,
     RequestTooLargeForLimit,
     Unavailable,
 )
-from headrace_contracts.billing.v1.billing_pb2 import Principal
+from headrace_contracts.billing.v1.billing_pb2 import ModelLimits, Principal
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
-from headrace_gateway.admission import Admission, denial, duration_text, header_pairs
+from headrace_gateway.admission import Admission, denial, scopes_of
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_testing.waiting import eventually
 
@@ -31,10 +32,13 @@ class Limiter:
         self.failures: list[HeadraceError] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
+        self.admitted: list[pb.AdmitRequest] = []
+        self.lost: set[str] = set()
         self.settled: list[pb.SettleRequest] = []
         self.renewed: list[pb.RenewRequest] = []
 
     async def admit(self, request: pb.AdmitRequest) -> pb.AdmitResponse:
+        self.admitted.append(request)
         await self.may_answer.wait()
         self._fail()
         return ADMITTED
@@ -46,7 +50,9 @@ class Limiter:
 
     async def renew(self, request: pb.RenewRequest) -> pb.RenewResponse:
         self.renewed.append(request)
-        return pb.RenewResponse()
+        self._fail()
+        lost = [it for it in request.lease_ids if it in self.lost]
+        return pb.RenewResponse(unknown_lease_ids=lost)
 
     def _fail(self) -> None:
         if self.failures:
@@ -140,37 +146,74 @@ def test_denials(
     assert told.retry_after_s == retry_after_s
 
 
-def test_headers_tell_the_tightest_limit() -> None:
-    """Of key, project and tenant the one with the least left."""
-    states = [
-        pb.DimensionState(dimension=1, limit=10, remaining=9, reset_us=6_000_000),
-        pb.DimensionState(dimension=1, limit=5, remaining=4, reset_us=12_000_000),
-        pb.DimensionState(dimension=4, limit=1000, remaining=900, reset_us=1),
-        pb.DimensionState(dimension=6, limit=2, remaining=1),
-    ]
-    assert dict(header_pairs(states)) == {
-        "x-ratelimit-limit-requests": "5",
-        "x-ratelimit-remaining-requests": "4",
-        "x-ratelimit-reset-requests": "12s",
-        "x-ratelimit-limit-tokens": "1000",
-        "x-ratelimit-remaining-tokens": "900",
-        "x-ratelimit-reset-tokens": "1ms",
-    }
-    assert header_pairs([]) == []
+async def test_a_lease_that_the_limiter_lost_is_told_to_it_again(
+    limiter: Limiter, admission: Admission
+) -> None:
+    """With all that it holds; one that was settled meanwhile is given back."""
+    reserve = pb.Amounts(requests=1, output_tokens=7)
+    lease = await admission.admit(Principal(tenant_id="t"), "r1", reserve)
+    await admission.admit(Principal(tenant_id="t"), "r2", reserve)
+    limiter.lost, limiter.admitted = {"r1"}, []
+    await admission.renew_now()
+    assert [(it.lease_id, it.restore) for it in limiter.admitted] == [("r1", True)]
+    assert limiter.admitted[0].reserve == reserve
+
+    limiter.may_answer.clear()
+    restoring = asyncio.create_task(admission.renew_now())
+    await eventually(lambda: len(limiter.admitted) == 2)
+    await lease.settle(pb.Amounts(output_tokens=3))
+    limiter.may_answer.set()
+    await restoring
+    await eventually(lambda: [it.lease_id for it in limiter.settled] == ["r1", "r1"])
+    await admission.close()
 
 
-@pytest.mark.parametrize(
-    ("duration_us", "text"),
-    [
-        (0, "0ms"),
-        (1, "1ms"),
-        (12_000, "12ms"),
-        (1_000_000, "1s"),
-        (1_500_000, "1.5s"),
-        (360_000_000, "6m0s"),
-        (61_250_000, "1m1.25s"),
-    ],
-)
-def test_durations(duration_us: int, text: str) -> None:
-    """As OpenAI writes them; never rounded down to less than is true."""
-    assert duration_text(duration_us) == text
+async def test_a_failed_renewal_is_tried_again_before_the_leases_end(
+    limiter: Limiter, admission: Admission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limiter that is away for a moment costs nobody a slot."""
+    monkeypatch.setattr("headrace_gateway.admission.LEASE_MS", 30)
+    await admission.admit(Principal(tenant_id="t"), "r1", pb.Amounts())
+    limiter.failures = [ReplicaLost("x")]
+    task = asyncio.create_task(admission.renew_all())
+    await eventually(lambda: len(limiter.renewed) >= 2)
+    task.cancel()
+
+
+async def test_what_a_refused_admission_may_have_charged_is_given_back(
+    limiter: Limiter, admission: Admission
+) -> None:
+    """No answer is not a no: the limiter may have charged the request that nobody runs."""
+    limiter.failures = [Deadline("x")]
+    with pytest.raises(Unavailable):
+        await admission.admit(Principal(tenant_id="t", prepaid=True), "r1", pb.Amounts(requests=1))
+    await eventually(lambda: [it.lease_id for it in limiter.settled] == ["r1"])
+    assert limiter.settled[0].actual == pb.Amounts()
+    await admission.close()
+
+
+def test_a_request_is_charged_to_its_model_too() -> None:
+    """By tenant and model; other models' limits are not its own."""
+    key = pb.Scope(level=pb.LEVEL_KEY, scope_id="k", limits=pb.Limits(requests_per_minute=1))
+    principal = Principal(
+        tenant_id="t",
+        limits=[key],
+        model_limits=[
+            ModelLimits(model="a", limits=pb.Limits(tokens_per_minute=5)),
+            ModelLimits(model="b", limits=pb.Limits(tokens_per_minute=6)),
+        ],
+    )
+    of_model = pb.Scope(level=pb.LEVEL_MODEL, scope_id="t/b", limits=pb.Limits(tokens_per_minute=6))
+    assert scopes_of(principal, "b") == [key, of_model]
+    assert scopes_of(principal, "c") == [key]
+
+
+async def test_standing_is_asked_without_charging(limiter: Limiter, admission: Admission) -> None:
+    """And is nothing where there are no limits, or nobody to ask."""
+    assert await admission.standing(Principal(tenant_id="t")) == ()
+    assert limiter.admitted == []
+    limited = Principal(tenant_id="t", limits=[pb.Scope(level=pb.LEVEL_KEY, scope_id="k")])
+    await admission.standing(limited)
+    assert [(it.peek, it.reserve) for it in limiter.admitted] == [(True, pb.Amounts())]
+    limiter.failures = [ReplicaLost("x")]
+    assert await admission.standing(limited) == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator
 
@@ -13,6 +14,7 @@ from headrace_common.lifecycle import Lifecycle
 from headrace_common.rpc import method_ref
 from headrace_common.session import SessionClient
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
+from headrace_gateway.clients.ratelimit import RateLimitClient
 from headrace_ratelimit.server import RateLimitServer
 from headrace_ratelimit.settings import RateLimitSettings
 from headrace_testing.fake_ratelimit import FakeRateLimitServer
@@ -28,10 +30,27 @@ TOO_LARGE = pb.AdmitResponse.OUTCOME_TOO_LARGE
 TENANTS = itertools.count()
 
 
+class Unary:
+    """The single calls."""
+
+    def __init__(self, address: str) -> None:
+        self._session = SessionClient(address)
+        self.close = self._session.close
+
+    async def admit(self, request: pb.AdmitRequest) -> pb.AdmitResponse:
+        return await self._session.unary(ADMIT, request, timeout_s=10)
+
+    async def settle(self, request: pb.SettleRequest) -> pb.SettleResponse:
+        return await self._session.unary(SETTLE, request, timeout_s=10)
+
+    async def renew(self, request: pb.RenewRequest) -> pb.RenewResponse:
+        return await self._session.unary(RENEW, request, timeout_s=10)
+
+
 class Caller:
     """A caller with a tenant of its own."""
 
-    def __init__(self, client: SessionClient) -> None:
+    def __init__(self, client: Unary | RateLimitClient) -> None:
         self._client = client
         self.tenant_id = f"conformance-{next(TENANTS)}"
         self._leases = itertools.count()
@@ -53,7 +72,7 @@ class Caller:
         )
 
     async def send(self, request: pb.AdmitRequest) -> pb.AdmitResponse:
-        return await self._client.unary(ADMIT, request, timeout_s=10)
+        return await self._client.admit(request)
 
     async def admit(
         self, limits: pb.Limits | list[pb.Scope], lease: str = "", **reserve: int
@@ -64,29 +83,36 @@ class Caller:
         request = pb.SettleRequest(
             lease_id=lease, tenant_id=self.tenant_id, actual=pb.Amounts(**actual)
         )
-        return (await self._client.unary(SETTLE, request, timeout_s=10)).settled
+        return (await self._client.settle(request)).settled
 
     async def renew(self, *leases: str, lease_ms: int = 60_000) -> list[str]:
         request = pb.RenewRequest(tenant_id=self.tenant_id, lease_ids=leases, lease_ms=lease_ms)
-        return list((await self._client.unary(RENEW, request, timeout_s=10)).unknown_lease_ids)
+        return list((await self._client.renew(request)).unknown_lease_ids)
 
 
-@pytest.fixture(params=["real", "fake"])
+@contextlib.asynccontextmanager
+async def calling(address: str, way: str) -> AsyncIterator[Caller]:
+    client = RateLimitClient(address, 10) if way == "stream" else Unary(address)
+    try:
+        yield Caller(client)
+    finally:
+        await client.close()
+
+
+@pytest.fixture(params=["real unary", "real stream", "fake unary", "fake stream"])
 async def caller(request: pytest.FixtureRequest) -> AsyncIterator[Caller]:
-    if request.param == "fake":
-        async with FakeRateLimitServer() as fake:
-            client = SessionClient(fake.address)
-            yield Caller(client)
-            await client.close()
+    kind, way = request.param.split()
+    if kind == "fake":
+        async with FakeRateLimitServer() as fake, calling(fake.address, way) as caller:
+            yield caller
         return
     settings = RateLimitSettings(
         redis_url=request.getfixturevalue("redis_db_url"), redis_timeout_s=1.0
     )
     server = RateLimitServer(settings, Lifecycle())
     await server.start()
-    client = SessionClient(server.address)
-    yield Caller(client)
-    await client.close()
+    async with calling(server.address, way) as caller:
+        yield caller
     await server.stop()
 
 
@@ -347,3 +373,67 @@ async def test_the_largest_budget_is_exact(caller: Caller) -> None:
     answer = await caller.admit(limits, cost_nano_usd=3)
     assert answer.outcome == ADMITTED
     assert state(answer, pb.DIMENSION_MONTH_BUDGET).remaining == 0
+
+
+async def test_a_look_charges_nothing(caller: Caller) -> None:
+    """Answers that were not admitted tell of limits too; it takes no lease."""
+    limits = pb.Limits(requests_per_minute=2, max_concurrent=1)
+    await caller.admit(limits, "l")
+    for _ in range(3):
+        request = caller.request(limits)
+        request.peek = True
+        request.lease_id, request.lease_ms = "", 0
+        request.reserve.Clear()
+        answer = await caller.send(request)
+        assert answer.outcome == ADMITTED
+        assert state(answer, pb.DIMENSION_REQUESTS_PER_MINUTE).remaining == 1
+        assert state(answer, pb.DIMENSION_CONCURRENCY).remaining == 0
+
+
+async def test_cached_input_is_given_back_to_the_input_limit_only(caller: Caller) -> None:
+    """Where the plan does not count it; all tokens are all tokens."""
+    limits = pb.Limits(input_tokens_per_minute=100, tokens_per_minute=200)
+    await caller.admit(limits, "l", input_tokens=80, output_tokens=20)
+    await caller.settle("l", requests=1, input_tokens=80, cached_input_tokens=60, output_tokens=20)
+    answer = await caller.admit(limits, input_tokens=1)
+    assert 79 <= state(answer, pb.DIMENSION_INPUT_TOKENS_PER_MINUTE).remaining <= 81
+    assert 99 <= state(answer, pb.DIMENSION_TOKENS_PER_MINUTE).remaining <= 103
+
+
+async def test_a_lost_lease_is_taken_again_and_settled_as_if_it_had_never_been_lost(
+    caller: Caller,
+) -> None:
+    """Slots and money unchecked, rates not twice."""
+    limits = pb.Limits(requests_per_minute=5, max_concurrent=1, total_budget_nano_usd=100)
+    assert await caller.renew("l") == ["l"]
+    request = caller.request(limits, "l", cost_nano_usd=80)
+    request.restore = True
+    answer = await caller.send(request)
+    assert answer.outcome == ADMITTED
+    assert state(answer, pb.DIMENSION_REQUESTS_PER_MINUTE).remaining == 5
+    assert state(answer, pb.DIMENSION_CONCURRENCY).remaining == 0
+    assert state(answer, pb.DIMENSION_TOTAL_BUDGET).remaining == 20
+    assert await caller.renew("l") == []
+    assert await caller.settle("l", requests=1, cost_nano_usd=30)
+    left = await caller.admit(limits)
+    assert state(left, pb.DIMENSION_TOTAL_BUDGET).remaining == 70
+
+
+async def test_calls_of_one_turn_get_their_own_answers(caller: Caller) -> None:
+    """Good and bad ones side by side."""
+    limits = pb.Limits(requests_per_minute=1000)
+    good = [caller.request(limits, f"l{n}") for n in range(20)]
+    bad = caller.request(limits)
+    bad.lease_ms = 0
+    answers = await asyncio.gather(
+        *(caller.send(it) for it in [*good[:10], bad, *good[10:]]), return_exceptions=True
+    )
+    refused = [it for it in answers if isinstance(it, BaseException)]
+    assert [type(it) for it in refused] == [InvalidRequest]
+    left = sorted(
+        state(it, pb.DIMENSION_REQUESTS_PER_MINUTE).remaining
+        for it in answers
+        if isinstance(it, pb.AdmitResponse)
+    )
+    assert len(left) == 20
+    assert left[0] in range(979, 985)

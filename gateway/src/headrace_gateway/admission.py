@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from headrace_common.errors import (
@@ -22,6 +22,7 @@ from headrace_common.lifecycle import cancel_and_wait
 from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 from headrace_gateway.metrics import GatewayMetrics
+from headrace_gateway.rate_headers import header_pairs
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +52,10 @@ _LEVELS = {
     pb.LEVEL_TENANT: "this organization",
     pb.LEVEL_MODEL: "this model",
 }
+
+
+# After a failed renewal.
+_RENEW_AGAIN_S = 2.0
 
 
 class RateLimiter(Protocol):
@@ -93,11 +98,14 @@ class Admission:
 
     def __init__(self, limiter: RateLimiter, metrics: GatewayMetrics) -> None:
         self._limiter, self._metrics = limiter, metrics
-        self._leases: dict[str, set[str]] = {}
+        # What was asked for, by tenant and lease id: enough to tell a limiter that forgot it.
+        self._leases: dict[str, dict[str, pb.AdmitRequest]] = {}
         self._releases: set[asyncio.Task[None]] = set()
 
-    async def admit(self, principal: Principal, lease_id: str, reserve: pb.Amounts) -> Lease:
-        """Check every limit of the principal and charge the reservation.
+    async def admit(
+        self, principal: Principal, lease_id: str, reserve: pb.Amounts, model: str = ""
+    ) -> Lease:
+        """Check every limit of the principal and of the model, and charge the reservation.
 
         Raises:
             RateLimited: a limit binds; `retry_after_s` says for how long.
@@ -108,7 +116,7 @@ class Admission:
         request = pb.AdmitRequest(
             lease_id=lease_id,
             tenant_id=principal.tenant_id,
-            scopes=principal.limits,
+            scopes=scopes_of(principal, model),
             reserve=reserve,
             lease_ms=LEASE_MS,
             prepaid=principal.prepaid,
@@ -120,38 +128,81 @@ class Admission:
             self._release_later(request)
             raise
         except HeadraceError as error:
+            if principal.prepaid:
+                # It may have been charged all the same; nobody will run it.
+                self._release_later(request)
             answer = self._without_limiter(principal, error)
         if answer.outcome != pb.AdmitResponse.OUTCOME_ADMITTED:
             raise denial(answer)
         if answer.degraded:
             self._metrics.degraded.labels("ratelimit").inc()
-        self._leases.setdefault(principal.tenant_id, set()).add(lease_id)
+        self._leases.setdefault(principal.tenant_id, {})[lease_id] = request
         return Lease(self, lease_id, principal.tenant_id, answer.states)
 
     async def settle(self, lease: Lease, actual: pb.Amounts) -> None:
         """Settle a lease; see `Lease.settle`."""
-        leases = self._leases.get(lease.tenant_id, set())
-        leases.discard(lease.lease_id)
+        leases = self._leases.get(lease.tenant_id, {})
+        leases.pop(lease.lease_id, None)
         if not leases:
             self._leases.pop(lease.tenant_id, None)
         await self._settle(
             pb.SettleRequest(lease_id=lease.lease_id, tenant_id=lease.tenant_id, actual=actual)
         )
 
+    async def standing(self, principal: Principal) -> Sequence[pb.DimensionState]:
+        """Return how the principal's limits stand, charging nothing; nothing if nobody can tell."""
+        if not principal.limits:
+            return ()
+        request = pb.AdmitRequest(tenant_id=principal.tenant_id, scopes=principal.limits, peek=True)
+        try:
+            return (await self._limiter.admit(request)).states
+        except HeadraceError as error:
+            _log.info("limits cannot be told: %s", error)
+            return ()
+
     async def renew_all(self) -> None:
         """Renew every lease each third of its life; run under `supervise`."""
+        delay_s = LEASE_MS / 3000
         while True:
-            await asyncio.sleep(LEASE_MS / 3000)
-            for tenant_id, leases in list(self._leases.items()):
-                ids = sorted(leases)
-                for start in range(0, len(ids), _MAX_LEASES_PER_CALL):
-                    await self._limiter.renew(
-                        pb.RenewRequest(
-                            tenant_id=tenant_id,
-                            lease_ids=ids[start : start + _MAX_LEASES_PER_CALL],
-                            lease_ms=LEASE_MS,
-                        )
+            await asyncio.sleep(delay_s)
+            try:
+                await self.renew_now()
+            except HeadraceError as error:
+                # Again while the leases still live.
+                _log.info("leases cannot be renewed: %s", error)
+                delay_s = min(_RENEW_AGAIN_S, LEASE_MS / 3000)
+            else:
+                delay_s = LEASE_MS / 3000
+
+    async def renew_now(self) -> None:
+        """Renew every lease; what the limiter has lost is told to it again.
+
+        Raises:
+            HeadraceError: the limiter does not answer.
+        """
+        for tenant_id, leases in list(self._leases.items()):
+            ids = sorted(leases)
+            for start in range(0, len(ids), _MAX_LEASES_PER_CALL):
+                answer = await self._limiter.renew(
+                    pb.RenewRequest(
+                        tenant_id=tenant_id,
+                        lease_ids=ids[start : start + _MAX_LEASES_PER_CALL],
+                        lease_ms=LEASE_MS,
                     )
+                )
+                for lease_id in answer.unknown_lease_ids:
+                    await self._restore(leases.get(lease_id))
+
+    async def _restore(self, request: pb.AdmitRequest | None) -> None:
+        if request is None:
+            return
+        again = pb.AdmitRequest()
+        again.CopyFrom(request)
+        again.restore = True
+        await self._limiter.admit(again)
+        if request.lease_id not in self._leases.get(request.tenant_id, {}):
+            # It was settled meanwhile, maybe before it was restored.
+            self._release_later(request)
 
     def _without_limiter(self, principal: Principal, error: HeadraceError) -> pb.AdmitResponse:
         if principal.prepaid:
@@ -186,6 +237,16 @@ class Admission:
         _log.warning("lease %s could not be settled", request.lease_id)
 
 
+def scopes_of(principal: Principal, model: str) -> list[pb.Scope]:
+    """Return the scopes that a request for *model* is charged to."""
+    scopes = list(principal.limits)
+    for limits in principal.model_limits:
+        if limits.model == model:
+            scope_id = f"{principal.tenant_id}/{model}"
+            scopes.append(pb.Scope(level=pb.LEVEL_MODEL, scope_id=scope_id, limits=limits.limits))
+    return scopes
+
+
 def denial(answer: pb.AdmitResponse) -> HeadraceError:
     """Translate a denial into the error for the caller, with the state of the limits."""
     name = _NAMES.get(answer.binding_dimension, "requests")
@@ -211,31 +272,3 @@ def denial(answer: pb.AdmitResponse) -> HeadraceError:
         )
     error.metadata.update(dict(header_pairs(answer.states)))
     return error
-
-
-def header_pairs(states: Iterable[pb.DimensionState]) -> list[tuple[str, str]]:
-    """Return x-ratelimit-* headers: of each kind the state that is nearest to its limit."""
-    pairs = []
-    for suffix, dimensions in (
-        ("requests", (pb.DIMENSION_REQUESTS_PER_MINUTE, pb.DIMENSION_REQUESTS_PER_DAY)),
-        ("tokens", (pb.DIMENSION_TOKENS_PER_MINUTE, pb.DIMENSION_INPUT_TOKENS_PER_MINUTE)),
-    ):
-        matching = [state for state in states if state.dimension in dimensions]
-        if matching:
-            state = min(matching, key=lambda it: it.remaining)
-            pairs += [
-                (f"x-ratelimit-limit-{suffix}", str(state.limit)),
-                (f"x-ratelimit-remaining-{suffix}", str(state.remaining)),
-                (f"x-ratelimit-reset-{suffix}", duration_text(state.reset_us)),
-            ]
-    return pairs
-
-
-def duration_text(duration_us: int) -> str:
-    """Render a duration as OpenAI's headers do: 12ms, 1.5s, 6m0s. Rounded up to milliseconds."""
-    milliseconds = -(-duration_us // 1000)
-    if milliseconds < 1000:
-        return f"{milliseconds}ms"
-    minutes, rest = divmod(milliseconds, 60_000)
-    seconds = f"{rest / 1000:g}s"
-    return f"{minutes}m{seconds}" if minutes else seconds

@@ -163,7 +163,12 @@ class Gateway:
     def _build_app(self, clock: Clock) -> GatewayApp:
         limits = HttpLimits(self._settings.max_body_bytes, self._settings.slow_reader_s)
         context = RouteContext(
-            self._auth, self._lifecycle.stopping.is_set, limits, clock, self.metrics
+            self._auth,
+            self._lifecycle.stopping.is_set,
+            limits,
+            clock,
+            self.metrics,
+            self._admission.standing,
         )
         dialects: dict[str, Dialect] = {
             "/v1/chat/completions": OpenAiDialect(Endpoint.CHAT, parse_chat),

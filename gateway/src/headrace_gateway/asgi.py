@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,11 +19,14 @@ from headrace_common.errors import ClientGone, HeadraceError, Internal, Unavaila
 from headrace_common.ids import RequestId, new_request_id
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.telemetry import span
+from headrace_contracts.billing.v1.billing_pb2 import Principal
+from headrace_contracts.ratelimit.v1.ratelimit_pb2 import DimensionState
 from headrace_gateway import error_body
 from headrace_gateway.api_request import Endpoint
 from headrace_gateway.auth import KeyAuth
 from headrace_gateway.http_exchange import AsgiApp, HttpExchange, Receive, Scope, Send
 from headrace_gateway.metrics import GatewayMetrics
+from headrace_gateway.rate_headers import header_pairs, is_limit_header
 from headrace_gateway.request_flow import RequestFlow
 from headrace_gateway.visit import Caller, Dialect, Visit
 
@@ -74,6 +77,7 @@ class RouteContext:
         limits: of body and client.
         clock: time.
         metrics: requests are counted.
+        standing: how a caller's limits stand, for answers that were not admitted.
     """
 
     auth: KeyAuth
@@ -81,6 +85,7 @@ class RouteContext:
     limits: HttpLimits
     clock: Clock
     metrics: GatewayMetrics
+    standing: Callable[[Principal], Awaitable[Sequence[DimensionState]]]
 
 
 class ApiRoute:
@@ -145,8 +150,23 @@ class ApiRoute:
         principal = await self._context.auth.authenticate(exchange.request_headers)
         if self._context.is_stopping():
             raise Unavailable("The server is stopping.", retry_after_s=1.0)
-        body = await exchange.read_body(self._context.limits.max_body_bytes)
-        return await self._work(Caller(request_id, principal, exchange), exchange, body)
+        try:
+            body = await exchange.read_body(self._context.limits.max_body_bytes)
+            return await self._work(Caller(request_id, principal, exchange), exchange, body)
+        except HeadraceError as error:
+            if not any(map(is_limit_header, error.metadata)):
+                await self._add_standing(exchange, principal)
+            raise
+
+    async def _add_standing(self, exchange: HttpExchange, principal: Principal) -> None:
+        """Let the answer tell of limits, if it does not yet and somebody reads it."""
+        is_told = any(is_limit_header(name.decode()) for name, _ in exchange.headers)
+        if is_told or exchange.has_begun or exchange.client_is_gone:
+            return
+        states = await self._context.standing(principal)
+        exchange.headers += [
+            (name.encode(), value.encode()) for name, value in header_pairs(states)
+        ]
 
     async def _tell(
         self, exchange: HttpExchange, error: HeadraceError, request_id: RequestId
@@ -215,7 +235,9 @@ class CallRoute(ApiRoute):
 
     async def _work(self, caller: Caller, exchange: HttpExchange, body: bytes) -> str:
         async def answer() -> None:
-            await exchange.send_json(200, await self._call(caller, body))
+            answer = await self._call(caller, body)
+            await self._add_standing(exchange, caller.principal)
+            await exchange.send_json(200, answer)
 
         await while_connected(exchange, answer())
         return "ok"

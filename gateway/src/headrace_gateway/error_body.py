@@ -13,6 +13,7 @@ from headrace_common.errors import (
     UnknownKey,
     error_body,
 )
+from headrace_gateway.rate_headers import is_limit_header
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -75,7 +76,7 @@ def headers(error: HeadraceError) -> Headers:
     added += [
         (name.encode(), value.encode())
         for name, value in error.metadata.items()
-        if name.startswith("x-ratelimit-")
+        if is_limit_header(name)
     ]
     if isinstance(error, UnknownKey):
         added.append((b"www-authenticate", b"Bearer"))

@@ -98,13 +98,29 @@ def add_id_prompts(request: ApiRequest, encoder: PromptEncoder) -> None:
             request.add_guarded(f"prompt[{idx}]", guard_pb2.TRUST_USER, text, slot)
 
 
-def reservation(prompts: Sequence[EncodedPrompt], n: int) -> Amounts:
-    """Return what to reserve, its cost not yet set."""
+def reservation(
+    prompts: Sequence[EncodedPrompt], n: int, expected_output_tokens: int | None = None
+) -> Amounts:
+    """Return what to reserve, its cost not yet set.
+
+    Args:
+        prompts: as encoded.
+        n: choices of each.
+        expected_output_tokens: of one choice, where the request does not bound it.
+    """
     return Amounts(
         requests=1,
         input_tokens=sum(len(prompt.token_ids) for prompt in prompts),
-        output_tokens=sum(prompt.max_tokens * n for prompt in prompts),
+        output_tokens=sum(
+            min(prompt.max_tokens, expected_output_tokens or prompt.max_tokens) * n
+            for prompt in prompts
+        ),
     )
+
+
+def most_output_tokens(prompts: Sequence[EncodedPrompt], n: int) -> int:
+    """Return the most tokens that can be made."""
+    return sum(prompt.max_tokens * n for prompt in prompts)
 
 
 def make_jobs(

@@ -27,7 +27,7 @@ from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.telemetry import span
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
 from headrace_contracts.usage.v1 import usage_pb2
-from headrace_gateway.admission import Admission, Lease, header_pairs
+from headrace_gateway.admission import Admission, Lease
 from headrace_gateway.answer import Answer, Sink, total_usage
 from headrace_gateway.auth import check_model_allowed
 from headrace_gateway.generation import Generator, Job
@@ -37,13 +37,16 @@ from headrace_gateway.intake import (
     Intake,
     add_id_prompts,
     make_jobs,
+    most_output_tokens,
     num_chars,
     reservation,
 )
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.model_directory import ModelDirectory, ServedModel
 from headrace_gateway.output_check import OutputOpener, open_output_check
+from headrace_gateway.output_estimate import OutputEstimates
 from headrace_gateway.pricing import PriceBook, amount_nano_usd, cached_tokens, hold_nano_usd
+from headrace_gateway.rate_headers import header_pairs
 from headrace_gateway.usage_events import Account, UsageLog
 from headrace_gateway.visit import Visit
 
@@ -87,6 +90,7 @@ class RequestFlow:
     clock: Clock
     metrics: GatewayMetrics
     limits: FlowLimits
+    output_estimates: OutputEstimates = field(default_factory=OutputEstimates)
     _closings: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def serve(self, visit: Visit) -> None:
@@ -127,12 +131,17 @@ class RequestFlow:
                     await asyncio.sleep(0)
                 prompts = await self._encode(visit, model, verdict)
                 verdict = verdict or self._ask_guard(visit)
-                account, reserve = self._account(visit), reservation(prompts, request.n)
+                account, reserve = self._account(visit), self._reservation(visit, prompts)
                 reserve.cost_nano_usd = hold_nano_usd(
-                    account.price, reserve.input_tokens, reserve.output_tokens
+                    account.price, reserve.input_tokens, most_output_tokens(prompts, request.n)
                 )
                 with span("admit"), self._stage("admit"):
-                    lease = await self.admission.admit(visit.principal, visit.request_id, reserve)
+                    lease = await self.admission.admit(
+                        visit.principal, visit.request_id, reserve, request.model
+                    )
+                visit.exchange.headers += [
+                    (name.encode(), value.encode()) for name, value in header_pairs(lease.states)
+                ]
                 redacted = await verdict
                 if redacted:
                     request.redact(redacted)
@@ -145,6 +154,12 @@ class RequestFlow:
                 self._later(lease.settle(Amounts(requests=1)))
             raise
         return _Admitted(model, prompts, lease, account, reserve.cost_nano_usd)
+
+    def _reservation(self, visit: Visit, prompts: list[EncodedPrompt]) -> Amounts:
+        request, expected = visit.request, None
+        if request.limits.max_tokens is None:
+            expected = self.output_estimates.get(request.model)
+        return reservation(prompts, request.n, expected)
 
     def _ask_guard(self, visit: Visit) -> asyncio.Task[Mapping[int, str]]:
         async def ask() -> Mapping[int, str]:
@@ -186,9 +201,6 @@ class RequestFlow:
         )
 
     async def _open(self, visit: Visit, admitted: _Admitted) -> None:
-        visit.exchange.headers += [
-            (name.encode(), value.encode()) for name, value in header_pairs(admitted.lease.states)
-        ]
         visit.jobs = make_jobs(
             visit.request_id, visit.request, admitted.model, visit.principal, admitted.prompts
         )
@@ -288,13 +300,17 @@ class RequestFlow:
         if visit.answer is not None and visit.answer.first_text_s is not None:
             event.ttft_s = visit.answer.first_text_s - visit.started_s
             self.metrics.ttft_s.labels(visit.request.endpoint.value).observe(event.ttft_s)
+        if ending == usage_pb2.ENDING_COMPLETED and visit.request.limits.max_tokens is None:
+            num_choices = len(visit.jobs) * visit.request.n
+            self.output_estimates.add(visit.request.model, usage.output_tokens // num_choices)
         counts = visit.principal.counts_cached_input
         cached = cached_tokens(usage)
         settling = self._later(
             admitted.lease.settle(
                 Amounts(
                     requests=1,
-                    input_tokens=usage.prompt_tokens - (0 if counts else cached),
+                    input_tokens=usage.prompt_tokens,
+                    cached_input_tokens=0 if counts else cached,
                     output_tokens=usage.output_tokens,
                     cost_nano_usd=amount_nano_usd(admitted.account.price, usage),
                 )

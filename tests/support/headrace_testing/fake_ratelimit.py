@@ -14,6 +14,7 @@ pipelines or breakers. The same conformance suite runs against it and against th
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from headrace_common.clock import Clock, SystemClock, unix_us
@@ -53,6 +54,8 @@ class FakeRateLimit:
         self.settles: list[pb.SettleRequest] = []
         self._tenants: dict[str, MemoryLimiter] = {}
         self._plans = Plans()
+        # Ends the streams.
+        self.stopping = asyncio.Event()
 
     async def Admit(self, request: pb.AdmitRequest, _call: Call) -> pb.AdmitResponse:  # noqa: N802 - contract name
         """Decide over all limits of a request at once."""
@@ -70,7 +73,7 @@ class FakeRateLimit:
         self, batches: AsyncIterator[pb.CallBatch], _call: Call
     ) -> AsyncIterator[pb.AnswerBatch]:
         """Many calls on one stream."""
-        return exchange(self, batches)
+        return exchange(self, batches, self.stopping)
 
     # As `exchange` starts them.
 
@@ -162,4 +165,5 @@ class FakeRateLimitServer:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
+        self.fake.stopping.set()
         await self._server.stop(0)

@@ -1,15 +1,26 @@
-"""The rate limiter: admit, settle, renew."""
+"""The rate limiter: admit, settle, renew, all on one stream.
+
+What callers start in one turn of the loop goes out as one message, and so do the answers: at load a
+call costs a small share of a message. A caller that leaves takes nothing back that it has sent.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+
+from google.rpc import status_pb2
+
+from headrace_common.errors import Deadline, HeadraceError, ReplicaLost
+from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.rpc import method_ref
-from headrace_common.session import SessionClient
+from headrace_common.rpc_status import from_status
+from headrace_common.session import SessionCall, SessionClient
+from headrace_common.telemetry import sampled_traceparent
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["RateLimit"]
-_ADMIT = method_ref(_SERVICE, "Admit", pb.AdmitRequest, pb.AdmitResponse)
-_SETTLE = method_ref(_SERVICE, "Settle", pb.SettleRequest, pb.SettleResponse)
-_RENEW = method_ref(_SERVICE, "Renew", pb.RenewRequest, pb.RenewResponse)
+_EXCHANGE = method_ref(_SERVICE, "Exchange", pb.CallBatch, pb.AnswerBatch)
 # Nobody waits for these two for long; they are repeated.
 _BACKGROUND_TIMEOUT_S = 2.0
 
@@ -19,19 +30,112 @@ class RateLimitClient:
 
     def __init__(self, address: str, admit_timeout_s: float) -> None:
         self._session, self._admit_timeout_s = SessionClient(address), admit_timeout_s
+        self._stream: _Stream | None = None
+        self._opening = asyncio.Lock()
+        self._ids = itertools.count(1)
 
     async def admit(self, request: pb.AdmitRequest) -> pb.AdmitResponse:
         """Check and charge all limits at once."""
-        return await self._session.unary(_ADMIT, request, timeout_s=self._admit_timeout_s)
+        call = pb.LimitCall(call_id=next(self._ids), admit=request)
+        return (await self._ask(call, self._admit_timeout_s)).admit
 
     async def settle(self, request: pb.SettleRequest) -> pb.SettleResponse:
         """Replace a reservation by what was used. Idempotent."""
-        return await self._session.unary(_SETTLE, request, timeout_s=_BACKGROUND_TIMEOUT_S)
+        call = pb.LimitCall(call_id=next(self._ids), settle=request)
+        return (await self._ask(call, _BACKGROUND_TIMEOUT_S)).settle
 
     async def renew(self, request: pb.RenewRequest) -> pb.RenewResponse:
         """Keep leases alive."""
-        return await self._session.unary(_RENEW, request, timeout_s=_BACKGROUND_TIMEOUT_S)
+        call = pb.LimitCall(call_id=next(self._ids), renew=request)
+        return (await self._ask(call, _BACKGROUND_TIMEOUT_S)).renew
 
     async def close(self) -> None:
         """End the connection."""
+        if self._stream is not None:
+            await self._stream.close()
         await self._session.close()
+
+    async def _ask(self, call: pb.LimitCall, timeout_s: float) -> pb.LimitAnswer:
+        stream = self._stream
+        if stream is None or not stream.is_open:
+            stream = await self._open()
+        call.traceparent = sampled_traceparent()
+        answer = await stream.start(call, timeout_s)
+        if answer.status:
+            raise from_status(status_pb2.Status.FromString(answer.status))
+        return answer
+
+    async def _open(self) -> _Stream:
+        async with self._opening:
+            if self._stream is None or not self._stream.is_open:
+                if self._stream is not None:
+                    await self._stream.close()
+                self._stream = _Stream(await self._session.start(_EXCHANGE))
+            return self._stream
+
+
+class _Stream:
+    """One life of the stream."""
+
+    def __init__(self, call: SessionCall[pb.CallBatch, pb.AnswerBatch]) -> None:
+        self._call = call
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[int, asyncio.Future[pb.LimitAnswer]] = {}
+        self._ready: list[pb.LimitCall] = []
+        self.is_open = True
+        self._reader = asyncio.create_task(self._read())
+
+    async def start(self, call: pb.LimitCall, timeout_s: float) -> pb.LimitAnswer:
+        """Send a call with whatever else is ready and wait for its answer.
+
+        Raises:
+            Deadline, ReplicaLost: no answer came.
+        """
+        answer: asyncio.Future[pb.LimitAnswer] = self._loop.create_future()
+        self._waiting[call.call_id] = answer
+        if not self._ready:
+            self._loop.call_soon(self._flush)
+        self._ready.append(call)
+        timer = self._loop.call_later(timeout_s, _give_up, answer)
+        try:
+            return await answer
+        finally:
+            timer.cancel()
+            self._waiting.pop(call.call_id, None)
+
+    async def close(self) -> None:
+        """End the stream; calls that wait fail."""
+        self._fail()
+        self._call.cancel()
+        await cancel_and_wait(self._reader)
+
+    def _flush(self) -> None:
+        calls, self._ready = self._ready, []
+        try:
+            self._call.send(pb.CallBatch(calls=calls))
+        except ReplicaLost:
+            self._fail()
+
+    async def _read(self) -> None:
+        try:
+            while (batch := await self._call.receive()) is not None:
+                for answer in batch.answers:
+                    waiting = self._waiting.get(answer.call_id)
+                    if waiting is not None and not waiting.done():
+                        waiting.set_result(answer)
+        except HeadraceError:
+            # Told to every caller below.
+            pass
+        finally:
+            self._fail()
+
+    def _fail(self) -> None:
+        self.is_open = False
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(ReplicaLost("The connection to the rate limiter broke."))
+
+
+def _give_up(answer: asyncio.Future[pb.LimitAnswer]) -> None:
+    if not answer.done():
+        answer.set_exception(Deadline("The rate limiter took too long."))

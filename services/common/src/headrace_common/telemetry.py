@@ -158,6 +158,13 @@ def current_traceparent() -> str:
     return carrier.get("traceparent", "")
 
 
+def sampled_traceparent() -> str:
+    """Return the W3C trace context if the current span is recorded, else nothing: it costs less."""
+    if not trace.get_current_span().get_span_context().trace_flags.sampled:
+        return ""
+    return current_traceparent()
+
+
 def current_trace_id() -> str:
     """Return the current trace id as 32 hex digits; empty if there is none."""
     context = trace.get_current_span().get_span_context()

@@ -184,8 +184,11 @@ class _Planner:
             case "router":
                 workers = ",".join(address for address, _ in self._workers)
                 return {"REDIS_URL": self._redis_url, "WORKERS": workers}
-            case "cache-index" | "ratelimit":
+            case "cache-index":
                 return {"REDIS_URL": self._redis_url}
+            case "ratelimit":
+                address = self._address["billing"]
+                return {"REDIS_URL": self._redis_url, "BILLING_ADDRESS": address}
             case "billing":
                 url = self._options.database_url or f"sqlite:///{state_dir / 'billing.sqlite3'}"
                 return {"DATABASE_URL": url, "KAFKA_BOOTSTRAP": self._bootstrap}

@@ -74,9 +74,9 @@ class AnswerQueue:
 
 
 async def exchange(
-    calls: Starter, batches: AsyncIterator[pb.CallBatch]
+    calls: Starter, batches: AsyncIterator[pb.CallBatch], stopping: asyncio.Event
 ) -> AsyncIterator[pb.AnswerBatch]:
-    """Serve one stream."""
+    """Serve one stream until its caller ends it or *stopping* is set; what was read is answered."""
     answers = AnswerQueue()
 
     async def read() -> None:
@@ -88,12 +88,17 @@ async def exchange(
         finally:
             answers.end()
 
+    async def watch() -> None:
+        await stopping.wait()
+        reader.cancel()
+
     reader = asyncio.create_task(read())
+    watcher = asyncio.create_task(watch())
     try:
         while (batch := await answers.take()) is not None:
             yield batch
     finally:
-        await cancel_and_wait(reader)
+        await cancel_and_wait(reader, watcher)
 
 
 def _start(calls: Starter, call: pb.LimitCall, answers: AnswerQueue) -> None:

@@ -7,6 +7,8 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
+from google.protobuf.descriptor import ServiceDescriptor
+
 from headrace_common.clock import Clock, SystemClock
 from headrace_common.errors import HeadraceError
 from headrace_common.lifecycle import Lifecycle, cancel_and_wait, supervise
@@ -41,6 +43,8 @@ class RateLimitServicer:
 
     def __init__(self, admitter: Admitter) -> None:
         self._admitter = admitter
+        # Streams end once it is set: they would go on for ever.
+        self.stopping = asyncio.Event()
 
     async def Admit(self, request: pb.AdmitRequest, _call: Call) -> pb.AdmitResponse:  # noqa: N802 - contract name
         """Decide over all limits of a request at once."""
@@ -58,7 +62,7 @@ class RateLimitServicer:
         self, batches: AsyncIterator[pb.CallBatch], _call: Call
     ) -> AsyncIterator[pb.AnswerBatch]:
         """Many calls on one stream."""
-        return exchange(self._admitter, batches)
+        return exchange(self._admitter, batches, self.stopping)
 
 
 async def _wait(
@@ -111,8 +115,9 @@ class RateLimitServer:
         self._admitter = Admitter(
             self._batcher, local, self._rebuilder, metrics, settings.redis_timeout_s
         )
-        servicer = RateLimitServicer(self._admitter)
-        self._rpc = RpcServer(settings.listen, [(DESCRIPTOR, servicer)], RpcMetrics(self.registry))
+        self._servicer = RateLimitServicer(self._admitter)
+        services: list[tuple[ServiceDescriptor, object]] = [(DESCRIPTOR, self._servicer)]
+        self._rpc = RpcServer(settings.listen, services, RpcMetrics(self.registry))
         self._observability: ObservabilityServer | None = None
         self._comparing: asyncio.Task[None] | None = None
 
@@ -141,6 +146,7 @@ class RateLimitServer:
 
     async def stop(self) -> None:
         """Let running calls end, settle what is queued, leave."""
+        self._servicer.stopping.set()
         await self._rpc.stop(self._settings.drain_grace_s)
         await cancel_and_wait(self._comparing)
         await self._admitter.close()

@@ -1,0 +1,105 @@
+"""What an answer says about limits: OpenAI's headers, and the IETF's.
+
+``x-ratelimit-{limit,remaining,reset}-{requests,tokens}`` tell of each kind the limit that is
+nearest to its end. ``RateLimit-Policy`` and ``RateLimit`` (draft-ietf-httpapi-ratelimit-headers-10)
+list all of them, each under a name of its own: quota ``q``, its unit ``qu`` and window ``w`` in
+seconds; what remains ``r``, and the seconds ``t`` until it is whole again. Money is not told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
+
+_MINUTE_S, _DAY_S = 60, 86_400
+# The largest integer of a structured field (RFC 9651, 3.3.1).
+_MAX_INTEGER = 999_999_999_999_999
+
+
+@dataclass(frozen=True)
+class _Form:
+    name: str
+    unit: str
+    # 0 = without a window.
+    window_s: int
+
+
+_FORMS = {
+    pb.DIMENSION_REQUESTS_PER_MINUTE: _Form("requests-per-minute", "requests", _MINUTE_S),
+    pb.DIMENSION_INPUT_TOKENS_PER_MINUTE: _Form("input-tokens-per-minute", "tokens", _MINUTE_S),
+    pb.DIMENSION_OUTPUT_TOKENS_PER_MINUTE: _Form("output-tokens-per-minute", "tokens", _MINUTE_S),
+    pb.DIMENSION_TOKENS_PER_MINUTE: _Form("tokens-per-minute", "tokens", _MINUTE_S),
+    pb.DIMENSION_REQUESTS_PER_DAY: _Form("requests-per-day", "requests", _DAY_S),
+    pb.DIMENSION_CONCURRENCY: _Form("concurrent-requests", "concurrent-requests", 0),
+}
+_LEVELS = {
+    pb.LEVEL_KEY: "key",
+    pb.LEVEL_PROJECT: "project",
+    pb.LEVEL_TENANT: "organization",
+    pb.LEVEL_MODEL: "model",
+}
+_KINDS = (
+    ("requests", (pb.DIMENSION_REQUESTS_PER_MINUTE, pb.DIMENSION_REQUESTS_PER_DAY)),
+    (
+        "tokens",
+        (
+            pb.DIMENSION_TOKENS_PER_MINUTE,
+            pb.DIMENSION_INPUT_TOKENS_PER_MINUTE,
+            pb.DIMENSION_OUTPUT_TOKENS_PER_MINUTE,
+        ),
+    ),
+)
+
+
+def header_pairs(states: Iterable[pb.DimensionState]) -> list[tuple[str, str]]:
+    """Return the headers that tell of these limits; none if there are no limits."""
+    told = [state for state in states if state.dimension in _FORMS]
+    pairs = []
+    for suffix, dimensions in _KINDS:
+        matching = [state for state in told if state.dimension in dimensions]
+        if matching:
+            state = min(matching, key=lambda it: it.remaining)
+            pairs += [
+                (f"x-ratelimit-limit-{suffix}", str(state.limit)),
+                (f"x-ratelimit-remaining-{suffix}", str(state.remaining)),
+                (f"x-ratelimit-reset-{suffix}", duration_text(state.reset_us)),
+            ]
+    if told:
+        pairs += [
+            ("ratelimit-policy", ", ".join(_policy(state) for state in told)),
+            ("ratelimit", ", ".join(_standing(state) for state in told)),
+        ]
+    return pairs
+
+
+def is_limit_header(name: str) -> bool:
+    """Whether a header is one of those."""
+    return name.startswith("x-ratelimit-") or name in ("ratelimit", "ratelimit-policy")
+
+
+def duration_text(duration_us: int) -> str:
+    """Render a duration as OpenAI's headers do: 12ms, 1.5s, 6m0s. Rounded up to milliseconds."""
+    milliseconds = -(-duration_us // 1000)
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    seconds = f"{rest / 1000:g}s"
+    return f"{minutes}m{seconds}" if minutes else seconds
+
+
+def _policy(state: pb.DimensionState) -> str:
+    form = _FORMS[state.dimension]
+    window = f";w={form.window_s}" if form.window_s else ""
+    return f'"{_name(state)}";q={min(state.limit, _MAX_INTEGER)};qu="{form.unit}"{window}'
+
+
+def _standing(state: pb.DimensionState) -> str:
+    seconds = -(-state.reset_us // 1_000_000)
+    reset = f";t={seconds}" if seconds else ""
+    return f'"{_name(state)}";r={min(state.remaining, _MAX_INTEGER)}{reset}'
+
+
+def _name(state: pb.DimensionState) -> str:
+    return f"{_LEVELS.get(state.level, 'key')}-{_FORMS[state.dimension].name}"
