@@ -14,6 +14,7 @@ from headrace_common.redis_client import background_client
 from headrace_common.rpc_server import RpcServer
 from headrace_common.settings import split_address
 from headrace_contracts.router.v1 import router_pb2
+from headrace_router.assumed import AssumedBlocks
 from headrace_router.booking_link import BookingLink
 from headrace_router.decisions import RecentDecisions
 from headrace_router.decode_prediction import DecodePredictor
@@ -21,6 +22,7 @@ from headrace_router.desk import PickDesk
 from headrace_router.discovery import Discovery, resolve_host
 from headrace_router.dispatcher import Dispatcher
 from headrace_router.index_feed import IndexFeed
+from headrace_router.known_prefixes import KnownPrefixes
 from headrace_router.load_guard import LoadBook
 from headrace_router.metrics import RouterMetrics
 from headrace_router.mirror import PrefixMirror
@@ -74,8 +76,16 @@ class RouterApp:
             self.metrics,
             settings.index_audit_interval_s,
         )
+        assumed = AssumedBlocks(
+            settings.assumed_ttl_s,
+            settings.index_max_bytes // 4,
+            clock,
+            lambda key: key in self.mirror.replicas(),
+        )
+        self.loads.listen(assumed)
+        self._prefixes = KnownPrefixes(self.mirror, assumed, settings.tier_weights())
         self._desk = PickDesk(
-            Pipeline(self.table, self.mirror, self.loads, self._predictor, self._decode),
+            Pipeline(self.table, self._prefixes, self.loads, self._predictor, self._decode),
             self.loads,
             self._predictor,
             self._decode,
@@ -86,6 +96,8 @@ class RouterApp:
         )
         self._dispatcher = Dispatcher(self._desk, clock)
         self.table.on_change(self._desk.notice_change)
+        self.table.on_change(self._describe_replicas)
+        self._described_version = -1
         servicer = RouterServicer(
             self._dispatcher,
             self.table,
@@ -155,6 +167,12 @@ class RouterApp:
     async def _watch(self, address: str) -> None:
         watch = WorkerWatch(address, self.table, self.loads, self._decode, self._clock)
         await watch.follow()
+
+    def _describe_replicas(self) -> None:
+        # Called at each load report too.
+        if self._described_version != self.table.version:
+            self._described_version = self.table.version
+            self._prefixes.describe(self.table.all())
 
     async def _watch_readiness(self) -> None:
         while True:

@@ -7,7 +7,9 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
+from headrace_common.kv_index import Tier
 from headrace_common.settings import RpcServiceSettings, config, split_address
+from headrace_contracts.types.v1.types_pb2 import CACHE_TIER_CPU, CACHE_TIER_DISK, CACHE_TIER_GPU
 
 DNS_PREFIX = "dns:"
 
@@ -42,6 +44,22 @@ class RouterSettings(RpcServiceSettings):
         description="Most memory for the mirror of the prefix index; beyond it the blocks least "
         "recently used are forgotten. Bytes.",
     )
+    assumed_ttl_s: float = Field(
+        120.0,
+        ge=0,
+        le=86_400,
+        description="How long blocks sent to an engine without KV events are assumed to be cached "
+        "there, at most; 0 = not at all. Seconds.",
+    )
+    host_block_weight: float = Field(
+        0.75,
+        ge=0,
+        le=1,
+        description="Worth of a block cached in host memory; 1 = as on the device.",
+    )
+    disk_block_weight: float = Field(
+        0.25, ge=0, le=1, description="Worth of a block cached on disk; 1 = as on the device."
+    )
     max_recent_decisions: int = Field(
         5000, ge=1, le=1_000_000, description="Decisions kept for GetDecision, some 3 kB each."
     )
@@ -55,6 +73,14 @@ class RouterSettings(RpcServiceSettings):
         for entry in _entries(text):
             split_address(entry.removeprefix(DNS_PREFIX))
         return text
+
+    def tier_weights(self) -> dict[Tier, float]:
+        """Return the worth of a cached block by tier."""
+        return {
+            CACHE_TIER_GPU: 1.0,
+            CACHE_TIER_CPU: self.host_block_weight,
+            CACHE_TIER_DISK: self.disk_block_weight,
+        }
 
     def worker_entries(self) -> list[str]:
         """Return the entries of `workers`."""
