@@ -64,10 +64,13 @@ class FakePublisher:
         address: the cache index.
         replica: who publishes.
         model: served model.
+        capacity_blocks: what it says it can hold.
     """
 
-    def __init__(self, address: str, replica: ReplicaRef, model: str = "m") -> None:
-        self.replica, self._model = replica, model
+    def __init__(
+        self, address: str, replica: ReplicaRef, model: str = "m", capacity_blocks: int = 10_000
+    ) -> None:
+        self.replica, self._model, self._capacity_blocks = replica, model, capacity_blocks
         self._client = SessionClient(address)
         self._log: list[pb.PublishMessage] = []
         self._fresh = asyncio.Event()
@@ -115,13 +118,21 @@ class FakePublisher:
     async def _serve_one_connection(self) -> None:
         async with await self._client.start(PUBLISH) as call:
             sent = self.seq
-            call.send(hello(self.replica, model=self._model, next_seq=sent + 1))
+            call.send(
+                hello(
+                    self.replica,
+                    model=self._model,
+                    next_seq=sent + 1,
+                    capacity_blocks=self._capacity_blocks,
+                )
+            )
             reading = asyncio.ensure_future(call.receive())
+            waking = asyncio.ensure_future(self._fresh.wait())
             try:
                 while True:
-                    waking = asyncio.ensure_future(self._fresh.wait())
                     await asyncio.wait({reading, waking}, return_when=asyncio.FIRST_COMPLETED)
                     waking.cancel()
+                    waking = asyncio.ensure_future(self._fresh.wait())
                     self._fresh.clear()
                     if reading.done():
                         reply = reading.result()
@@ -134,6 +145,7 @@ class FakePublisher:
                     sent = self.seq
             finally:
                 reading.cancel()
+                waking.cancel()
 
     def _answer(self, reply: pb.PublishReply, sent: int, send: object) -> int:
         """Return the number of the last batch that need not be sent (again)."""
