@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from headrace_cache_index.engine_feed import EngineFeed
+from headrace_cache_index.engines_file import load_engines_file
 from headrace_cache_index.metrics import CacheIndexMetrics
 from headrace_cache_index.server import CacheIndexServicer
 from headrace_cache_index.settings import CacheIndexSettings
@@ -60,6 +62,16 @@ class CacheIndexApp:
         self._observability = ObservabilityServer(
             host, port, registry, lambda: self.lifecycle.is_ready
         )
+        self._engines = [
+            EngineFeed(
+                engine,
+                self._store,
+                metrics,
+                renew_every_s=settings.lease_s / _RENEWALS_PER_LEASE,
+                max_blocks=settings.max_blocks_per_replica,
+            )
+            for engine in load_engines_file(settings.engines_file)
+        ]
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -84,6 +96,10 @@ class CacheIndexApp:
                         on_failure=self._metrics.store_failures.inc,
                     )
                 )
+            )
+        for engine in self._engines:
+            self._tasks.append(
+                asyncio.create_task(supervise("an engine's events", engine.follow, max_delay_s=2.0))
             )
 
     async def stop(self) -> None:

@@ -39,3 +39,19 @@ class CacheIndexMetrics:
             "Replicas dropped because their publisher's lease ended.",
             registry=registry,
         )
+        self.engines = Gauge(
+            "headrace_cache_index_engines",
+            "Engines of another make whose KV events are followed now.",
+            registry=registry,
+        )
+        self.engine_gaps = Counter(
+            "headrace_cache_index_engine_gaps",
+            "Times that an engine's KV events were missing some; they are replayed or built anew.",
+            registry=registry,
+        )
+        self.engine_left_out = Counter(
+            "headrace_cache_index_engine_left_out_blocks",
+            "Blocks of engines that cannot be told in our hashes: parent unknown, images, foreign "
+            "salts.",
+            registry=registry,
+        )

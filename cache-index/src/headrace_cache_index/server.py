@@ -9,8 +9,8 @@ from contextlib import aclosing
 from headrace_cache_index.events import Gate
 from headrace_cache_index.metrics import CacheIndexMetrics
 from headrace_cache_index.publisher import PublisherStream
+from headrace_cache_index.recipe import check_recipe
 from headrace_cache_index.store import Publisher, Store
-from headrace_common.blocks import ALGORITHM, self_test
 from headrace_common.clock import Clock
 from headrace_common.errors import InvalidRequest
 from headrace_common.kv_index import ReplicaKey, shorten
@@ -24,10 +24,8 @@ from headrace_contracts.cache_index.v1.cache_index_pb2 import (
     PublishMessage,
     PublishReply,
 )
-from headrace_contracts.types.v1.types_pb2 import HashRecipe
 
 _log = logging.getLogger(__name__)
-_MAX_BLOCK_SIZE = 4096
 
 
 class CacheIndexServicer:
@@ -115,35 +113,13 @@ class CacheIndexServicer:
         if not hello.model:
             raise InvalidRequest("A Hello names its model.", param="model")
         try:
-            _check_recipe(hello.recipe)
+            check_recipe(hello.recipe)
         except InvalidRequest as error:
             self._metrics.refused.inc()
             _log.error("refused %s: %s", hello.replica.worker_id, error.public_message)
             raise
         capacity = min(hello.kv_capacity_blocks or self._max_blocks, self._max_blocks)
         return Publisher(ReplicaKey.of(hello.replica), hello.model, capacity)
-
-
-def _check_recipe(recipe: HashRecipe) -> None:
-    """Refuse a publisher whose hashes would never match a router's.
-
-    Raises:
-        InvalidRequest: its recipe or its self-test differs.
-    """
-    block_size = recipe.block_size_tokens
-    if recipe.algorithm != ALGORITHM:
-        raise InvalidRequest(
-            f"Block hashes are {ALGORITHM}, not {recipe.algorithm!r}.", param="recipe.algorithm"
-        )
-    if not 1 <= block_size <= _MAX_BLOCK_SIZE:
-        raise InvalidRequest(
-            f"A block of {block_size} tokens is out of range.", param="recipe.block_size_tokens"
-        )
-    if recipe.self_test != self_test(recipe.model_fingerprint, block_size):
-        raise InvalidRequest(
-            "The self-test of the block hashes differs: this worker's hashes would match nobody's.",
-            param="recipe.self_test",
-        )
 
 
 def _leading(held: list[bool]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
@@ -41,4 +42,8 @@ class CacheIndexSettings(RpcServiceSettings):
         ge=16,
         le=100_000_000,
         description="Most blocks of one replica, over all tiers, whatever it says of itself.",
+    )
+    engines_file: Path | None = Field(
+        None,
+        description="TOML file naming engines of another make whose KV events (ZMQ) are read.",
     )

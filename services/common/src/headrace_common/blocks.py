@@ -17,6 +17,7 @@ ALGORITHM = "blake2b-128-keyed/1"
 HASH_BYTES = 16
 ROOT = bytes(HASH_BYTES)
 BLOCK_SIZE_TOKENS = 16
+_SALT_PREFIX = "headrace-salt:"
 _SELF_TEST_TOKENS = tuple(range(1, 34))
 
 
@@ -59,6 +60,21 @@ def chain(
         parent = state.digest()
         hashes.append(parent)
     return hashes
+
+
+def salt_text(cache_salt: bytes) -> str:
+    """Write a tenant's salt as engines of another make take it, so that it can be read back."""
+    return _SALT_PREFIX + cache_salt.hex()
+
+
+def salt_of_text(text: str) -> bytes | None:
+    """Read what `salt_text` wrote; None for anything else."""
+    if not text.startswith(_SALT_PREFIX):
+        return None
+    try:
+        return bytes.fromhex(text.removeprefix(_SALT_PREFIX))
+    except ValueError:
+        return None
 
 
 def self_test(model_fingerprint: str, block_size: int) -> bytes:

@@ -1,0 +1,300 @@
+"""Routing by cached prefixes on four real workers, and what faults do to it: nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import redis
+from grpc import insecure_channel
+
+from headrace_common.kv_index import DELTA_FIELD, IndexKeys
+from headrace_common.rpc import method_ref
+from headrace_common.session import SessionClient
+from headrace_contracts.cache_index.v1.cache_index_pb2 import GetStatsRequest, GetStatsResponse
+from headrace_contracts.cache_index.v1.cache_index_pb2_grpc import CacheIndexStub
+from headrace_contracts.router.v1 import router_pb2
+from headrace_testing.api import cached_tokens, chat, metric, unique
+from headrace_testing.processes import ApiKey, Fleet, running_fleet
+from headrace_testing.waiting import eventually_sync, free_port
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
+
+NUM_WORKERS = 4
+LONG = "The miller counts sacks of rye, oats, barley, wheat and spelt before the frost. " * 14
+_ROUTER = router_pb2.DESCRIPTOR.services_by_name["Router"]
+PICK = method_ref(_ROUTER, "Pick", router_pb2.PickMessage, router_pb2.Decision)
+
+
+@pytest.fixture(scope="module")
+def wide_fleet(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Iterator[Fleet]:
+    """Four workers, for this module."""
+    state_dir = tmp_path_factory.mktemp("wide") / "state"
+    environment = {"HEADRACE_LAUNCHER_MAX_CRASHES": "50"}
+    with running_fleet(state_dir, num_workers=NUM_WORKERS, environment=environment) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def key(wide_fleet: Fleet) -> ApiKey:
+    return wide_fleet.create_key("routing")
+
+
+def ask(fleet: Fleet, key: ApiKey, prompt: str, **fields: object) -> httpx.Response:
+    answer = chat(fleet, key, prompt, **{"max_tokens": 2, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def replica(answer: httpx.Response) -> str:
+    return answer.headers["x-headrace-replica"]
+
+
+def hit_ratio(answer: httpx.Response) -> float:
+    usage = answer.json()["usage"]
+    return cached_tokens(usage) / usage["prompt_tokens"]
+
+
+@contextmanager
+def steady_load(fleet: Fleet, key: ApiKey) -> Iterator[list[httpx.Response]]:
+    """Two clients that ask without pause; each of their answers must be a 200."""
+    answers: list[httpx.Response] = []
+    over = threading.Event()
+
+    def client() -> None:
+        while not over.is_set():
+            answers.append(chat(fleet, key, unique("Count to three."), max_tokens=2))
+
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(client) for _ in range(2)]
+        try:
+            yield answers
+        finally:
+            over.set()
+    for one in running:
+        one.result()
+    assert {answer.status_code for answer in answers} == {200}, [a.text for a in answers[-3:]]
+
+
+def index_stats(fleet: Fleet) -> dict[str, GetStatsResponse.ReplicaStats]:
+    with insecure_channel(fleet.service("cache-index")["address"]) as channel:
+        stats = CacheIndexStub(channel).GetStats(GetStatsRequest(), timeout=5)
+    return {one.replica.worker_id: one for one in stats.replicas}
+
+
+def router_metric(fleet: Fleet, name: str) -> float:
+    return metric(fleet.service("router")["metrics_address"], name)
+
+
+def test_a_hot_prefix_does_not_pile_on_one_worker(wide_fleet: Fleet, key: ApiKey) -> None:
+    """Alone each request meets the warm worker; forty at once also use others."""
+    prompt = unique(LONG)
+    warm = replica(ask(wide_fleet, key, prompt))
+    time.sleep(0.3)
+    for number in range(3):
+        answer = ask(wide_fleet, key, f"{prompt} {number}?")
+        assert replica(answer) == warm
+        assert hit_ratio(answer) > 0.8
+    with ThreadPoolExecutor(40) as pool:
+        answers = pool.map(
+            lambda number: ask(wide_fleet, key, f"{prompt} So: {number}", max_tokens=8), range(40)
+        )
+        shares = Counter(map(replica, answers))
+    assert max(shares.values()) <= 0.8 * 40, shares
+
+
+def test_a_cold_burst_computes_its_prefix_only_now_and_then(wide_fleet: Fleet, key: ApiKey) -> None:
+    """Eight at once with a prefix nobody holds: most of them wait for the one that computes it."""
+    prompt = unique(LONG)
+    with ThreadPoolExecutor(8) as pool:
+        answers = pool.map(lambda number: ask(wide_fleet, key, f"{prompt} {number}!"), range(8))
+        hits = [hit_ratio(answer) > 0.5 for answer in answers]
+    assert sum(hits) >= 4, hits
+
+
+def test_a_second_router_knows_the_same(wide_fleet: Fleet, key: ApiKey, tmp_path: Path) -> None:
+    """Started beside the first, it learns index and workers from scratch and hears its peer."""
+    with second_router(wide_fleet, tmp_path) as (address, metrics):
+        eventually_sync(lambda: index_warm(metrics) and metric(metrics, PEERS) == 1, within_s=20)
+        entries = metric(metrics, "headrace_router_index_entries")
+        assert entries == router_metric(wide_fleet, "headrace_router_index_entries")
+        chosen = asyncio.run(pick_some(address, wide_fleet.model, 40))
+        assert len(chosen) > 1
+        assert set(chosen) <= {worker["id"] for worker in wide_fleet.status()["workers"]}
+    eventually_sync(lambda: router_metric(wide_fleet, PEERS) == 0, within_s=5)
+
+
+PEERS = "headrace_router_peer_routers"
+
+
+def index_warm(metrics_address: str) -> bool:
+    return bool(httpx.get(f"http://{metrics_address}/ready", timeout=5).json()["index_warm"])
+
+
+@contextmanager
+def second_router(fleet: Fleet, folder: Path) -> Iterator[tuple[str, str]]:
+    """A router process of the test's own; yields its address and that of its metrics."""
+    address, metrics = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    status = fleet.status()
+    settings = {
+        "REDIS_URL": f"redis://{fleet.service('valkey')['address']}/0",
+        "WORKERS": ",".join(worker["address"] for worker in status["workers"]),
+        "LISTEN": address,
+        "METRICS_LISTEN": metrics,
+    }
+    environment = os.environ | {f"HEADRACE_ROUTER_{name}": v for name, v in settings.items()}
+    with (folder / "router.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "headrace_router"], env=environment, stdout=log, stderr=log
+        )
+    try:
+
+        def is_up() -> bool:
+            try:
+                return httpx.get(f"http://{metrics}/ready", timeout=5).status_code == 200
+            except httpx.TransportError:
+                return False
+
+        eventually_sync(is_up, within_s=30)
+        yield address, metrics
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def pick_some(address: str, model: str, count: int) -> Counter[str]:
+    """Pick and keep, so that load is counted; return who was chosen."""
+    client, chosen = SessionClient(address), Counter[str]()
+    try:
+        calls = []
+        for number in range(count):
+            call = await client.start(PICK, timeout_s=20)
+            request = router_pb2.PickRequest(
+                request_id=str(number), model=model, prompt_tokens=8, max_queue_ms=5000
+            )
+            call.send(router_pb2.PickMessage(pick=request))
+            decision = await call.receive()
+            assert decision is not None
+            chosen[decision.replica.worker_id] += 1
+            calls.append(call)
+    finally:
+        await client.close()
+    return chosen
+
+
+@pytest.mark.chaos
+def test_lost_and_doubled_changes_are_noticed(wide_fleet: Fleet, key: ApiKey) -> None:
+    """Holes in the stream of changes lead to the sets; in the end the mirror equals the index."""
+    host, _, port = wide_fleet.service("valkey")["address"].rpartition(":")
+    stream = IndexKeys().deltas
+    before = router_metric(wide_fleet, "headrace_router_index_rescans_total")
+    router = wide_fleet.service_pid("router")
+    with steady_load(wide_fleet, key), redis.Redis(host, int(port)) as store:
+        for _ in range(3):
+            # The router is stopped for a moment so that it cannot have read what gets lost.
+            newest = store.xrevrange(stream, count=1)[0][0]
+            os.kill(router, signal.SIGSTOP)
+            try:
+                ours = ask_past(wide_fleet, store, stream, newest)
+                store.xdel(stream, ours[0][0])
+                store.xadd(stream, {DELTA_FIELD: ours[-1][1][DELTA_FIELD]})
+            finally:
+                os.kill(router, signal.SIGCONT)
+            time.sleep(0.2)
+    eventually_sync(
+        lambda: router_metric(wide_fleet, "headrace_router_index_rescans_total") > before,
+        within_s=15,
+    )
+    eventually_sync(lambda: mirror_equals_index(wide_fleet), within_s=20, every_s=0.3)
+
+
+def ask_past(
+    fleet: Fleet, store: redis.Redis, stream: str, newest: bytes
+) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    """Wait for changes after *newest*: running requests finish while no router decides."""
+    del fleet
+
+    def fresh() -> list[tuple[bytes, dict[bytes, bytes]]]:
+        rows = store.xrange(stream, min=f"({newest.decode()}")
+        if not rows:
+            # The workers have nothing to tell: drop the last one, which was not read either.
+            rows = store.xrevrange(stream, count=1)
+        return rows
+
+    return eventually_sync(fresh, within_s=5)
+
+
+def mirror_equals_index(fleet: Fleet) -> bool:
+    """Distinct blocks in the router's mirror, and members of all sets in Redis."""
+    host, _, port = fleet.service("valkey")["address"].rpartition(":")
+    with redis.Redis(host, int(port)) as store:
+        sets = list(store.scan_iter("headrace:{kv}:blocks:*", count=1000))
+        members = set().union(*(store.smembers(name) for name in sets)) if sets else set()
+    assert len(members) == router_metric(fleet, "headrace_router_index_entries")
+    return True
+
+
+@pytest.mark.chaos
+def test_a_restarted_worker_is_expected_to_hold_nothing(wide_fleet: Fleet, key: ApiKey) -> None:
+    """SIGKILL under load: its requests go on elsewhere, its blocks are gone at once from the index.
+
+    It comes back under the same name and address, and fills up again.
+    """
+    prompt = unique(LONG)
+    warm = replica(ask(wide_fleet, key, prompt))
+    address = wide_fleet.worker(warm)["address"]
+    before = eventually_sync(lambda: index_stats(wide_fleet)[warm])
+    assert before.num_blocks > 0
+    with steady_load(wide_fleet, key) as answers:
+        os.kill(wide_fleet.worker_pid(warm), signal.SIGKILL)
+        answer = ask(wide_fleet, key, f"{prompt} And?")
+        assert replica(answer) != warm
+        wide_fleet.wait_ready()
+        count = len(answers)
+        eventually_sync(lambda: warm in set(map(replica, answers[count:])), within_s=30)
+    after = index_stats(wide_fleet)[warm]
+    assert wide_fleet.worker(warm)["address"] == address
+    assert after.replica.incarnation > before.replica.incarnation
+    assert after.num_blocks < before.num_blocks
+    again = [ask(wide_fleet, key, f"{prompt} {number}.") for number in range(2)]
+    assert all(hit_ratio(one) > 0.5 for one in again)
+    eventually_sync(lambda: mirror_equals_index(wide_fleet), within_s=20, every_s=0.3)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("victim", ["cache-index", "router", "valkey"])
+def test_requests_go_on_while_the_index_starts_over(
+    wide_fleet: Fleet, key: ApiKey, victim: str
+) -> None:
+    """The index, the router or Redis with all its data is killed under load: every answer is a 200.
+
+    Afterwards the index is whole again, and a prefix from before is still found.
+    """
+    prompt = unique(LONG)
+    ask(wide_fleet, key, prompt)
+    with steady_load(wide_fleet, key) as answers:
+        os.kill(wide_fleet.service_pid(victim), signal.SIGKILL)
+        wide_fleet.wait_ready()
+        count = len(answers)
+        eventually_sync(lambda: len(answers) > count + 4, within_s=30)
+    eventually_sync(lambda: mirror_equals_index(wide_fleet), within_s=30, every_s=0.3)
+
+    def is_found() -> bool:
+        return hit_ratio(ask(wide_fleet, key, f"{prompt} {time.time_ns()}")) > 0.5
+
+    eventually_sync(is_found, within_s=20)
+    log = wide_fleet.log("router")
+    assert not re.search(r"Traceback", log), log[-2000:]
