@@ -76,14 +76,7 @@ class RouterApp:
             self.metrics,
             settings.index_audit_interval_s,
         )
-        assumed = AssumedBlocks(
-            settings.assumed_ttl_s,
-            settings.index_max_bytes // 4,
-            clock,
-            lambda key: key in self.mirror.replicas(),
-        )
-        self.loads.listen(assumed)
-        self._prefixes = KnownPrefixes(self.mirror, assumed, settings.tier_weights())
+        self._prefixes = self._make_prefixes()
         self._desk = PickDesk(
             Pipeline(self.table, self._prefixes, self.loads, self._predictor, self._decode),
             self.loads,
@@ -115,6 +108,14 @@ class RouterApp:
             details=lambda: {"index_warm": self.feed.is_warm},
         )
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _make_prefixes(self) -> KnownPrefixes:
+        settings, is_indexed = self._settings, self.mirror.replicas().__contains__
+        assumed = AssumedBlocks(
+            settings.assumed_ttl_s, settings.index_max_bytes // 4, self._clock, is_indexed
+        )
+        self.loads.listen(assumed)
+        return KnownPrefixes(self.mirror, assumed, settings.tier_weights())
 
     @property
     def metrics_port(self) -> int:
