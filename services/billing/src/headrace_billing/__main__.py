@@ -50,7 +50,12 @@ async def _serve(settings: BillingSettings) -> None:
     )
     try:
         await server.start()
-        _log.info("listening on port %d, metrics on %d", server.port, observability.port)
+        _log.info(
+            "listening on port %d, admin API on %d, metrics on %d",
+            server.port,
+            server.admin_port,
+            observability.port,
+        )
         await lifecycle.stopping.wait()
         await server.stop(settings.drain_grace_s)
     finally:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from headrace_billing.changes import ChangeFeed
-from headrace_billing.key_rules import HASH_BYTES, check_usable, principal
+from headrace_billing.key_rules import HASH_BYTES, check_usable, hash_api_key, principal
 from headrace_billing.key_store import find_by_hash, write_last_used
 from headrace_billing.price_store import load_price_book
 from headrace_billing.prices import table_to_proto
@@ -72,8 +72,18 @@ class KeysService:
         """
         if len(request.key_sha256) != HASH_BYTES:
             raise InvalidRequest("key_sha256 must have 32 bytes.", param="key_sha256")
+        return await self._resolve(request.key_sha256)
+
+    async def resolve_secret(self, api_key: str) -> pb.Principal:
+        """Say whom a key stands for that was shown to this service itself.
+
+        Raises:
+            UnknownKey: nobody.
+        """
+        return await self._resolve(hash_api_key(api_key))
+
+    async def _resolve(self, digest: bytes) -> pb.Principal:
         now_unix_s = self._clock.unix_s()
-        digest = request.key_sha256
         known = await self._database.read(lambda it: find_by_hash(it, digest, now_unix_s))
         if known is None:
             raise UnknownKey("This API key is not known.")

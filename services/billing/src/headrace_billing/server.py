@@ -9,14 +9,21 @@ from collections.abc import Awaitable, Callable, Sequence
 from prometheus_client import CollectorRegistry
 
 from headrace_billing import price_file
+from headrace_billing.accounts_service import AccountsService
+from headrace_billing.admin_http import Servicers, admin_app
 from headrace_billing.admin_service import AdminService
 from headrace_billing.audit import Stamp
+from headrace_billing.books_service import BooksService
 from headrace_billing.changes import ChangeFeed
 from headrace_billing.consumer import UsageConsumer
+from headrace_billing.desk import Desk
+from headrace_billing.http_listener import HttpListener
 from headrace_billing.keys_service import KeysService, LastUsed
 from headrace_billing.ledger_service import LedgerService
 from headrace_billing.metrics import BillingMetrics
+from headrace_billing.policy_names import PolicyNames
 from headrace_billing.price_store import seed_prices
+from headrace_billing.reconcile import KafkaLog
 from headrace_billing.settings import BillingSettings
 from headrace_billing.store import Database
 from headrace_billing.sweeper import Sweeper
@@ -67,17 +74,26 @@ class BillingServer:
             interval_s=settings.sweep_interval_s,
         )
         services = DESCRIPTOR.services_by_name
+        desk = Desk(self._database, self._feed, clock)
+        self._policies = PolicyNames(settings.guard_address)
+        admin, accounts = AdminService(desk, self._policies), AccountsService(desk)
+        ledger = LedgerService(self._database)
+        books = BooksService(desk, KafkaLog(settings.kafka_bootstrap))
+        keys = KeysService(self._database, self._feed, self._last_used, clock)
         self._server = RpcServer(
             settings.listen,
             [
-                (services["Keys"], KeysService(self._database, self._feed, self._last_used, clock)),
-                (services["Admin"], AdminService(self._database, self._feed, clock)),
-                (
-                    services["Ledger"],
-                    LedgerService(self._database),
-                ),
+                (services["Keys"], keys),
+                (services["Admin"], admin),
+                (services["Accounts"], accounts),
+                (services["Books"], books),
+                (services["Ledger"], ledger),
             ],
             RpcMetrics(registry),
+        )
+        servicers = Servicers(admin=admin, accounts=accounts, books=books, ledger=ledger)
+        self._admin_http = HttpListener(
+            admin_app(servicers, keys.resolve_secret), settings.admin_listen
         )
         self._prices: Sequence[Price] = prices
         self._is_migrated = asyncio.Event()
@@ -89,6 +105,11 @@ class BillingServer:
         """Where it listens."""
         return self._server.port
 
+    @property
+    def admin_port(self) -> int:
+        """Where the admin API listens."""
+        return self._admin_http.port
+
     async def start(self) -> None:
         """Listen; everything that needs the database or the broker starts in the background.
 
@@ -96,6 +117,7 @@ class BillingServer:
             OSError: the address cannot be bound.
         """
         await self._server.start()
+        self._admin_http.start()
         self._run("database", self._serve_database)
         self._run("consumer", self._consumer.run)
         self._run("sweeper", self._sweeper.run)
@@ -106,9 +128,11 @@ class BillingServer:
         self.is_ready = False
         # The feed goes first: its watchers would otherwise use up the whole grace.
         await cancel_and_wait(*self._tasks)
+        await self._admin_http.stop()
         await self._server.stop(grace_s)
         with contextlib.suppress(Unavailable):
             await self._last_used.flush()
+        await self._policies.close()
         await self._database.close()
 
     def _run(self, part: str, body: Callable[[], Awaitable[None]]) -> None:

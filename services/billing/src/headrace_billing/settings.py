@@ -22,6 +22,11 @@ class BillingSettings(RpcServiceSettings):
     kafka_bootstrap: str = Field(
         min_length=3, description="host:port[,host:port] of the brokers that carry usage events."
     )
+    admin_listen: str = Field(
+        "127.0.0.1:0",
+        pattern=r"^[^\s:]+:\d{1,5}$",
+        description="host:port of the admin API over HTTP; port 0: a free one.",
+    )
     prices_file: Path | None = Field(
         None, description="TOML prices for an empty price table; unset = the packaged ones."
     )
@@ -33,4 +38,9 @@ class BillingSettings(RpcServiceSettings):
     )
     sweep_interval_s: float = Field(
         10.0, gt=0, le=3600, description="Pause between two looks for such requests. Seconds."
+    )
+    guard_address: str = Field(
+        "",
+        pattern=r"^([^\s:]+:\d{1,5})?$",
+        description="host:port of the guard, asked which policies keys may name; empty = any name.",
     )

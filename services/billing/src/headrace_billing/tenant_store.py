@@ -148,6 +148,12 @@ def put_plan(connection: Connection, wanted: Plan, by: Stamp) -> Plan:
     return plan
 
 
+def is_prepaid(connection: Connection, tenant: Tenant) -> bool:
+    """Tell whether a tenant may spend its balance only: by itself or by its plan."""
+    plan = _find_plan(connection, tenant.plan_id) if tenant.plan_id else None
+    return tenant.prepaid or (plan is not None and plan.prepaid)
+
+
 def list_plans(connection: Connection) -> list[Plan]:
     """All plans, by id."""
     rows = connection.execute(select(_plans.c.record).order_by("plan_id")).scalars()

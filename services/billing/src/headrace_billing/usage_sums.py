@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, Connection, func, select
+from sqlalchemy import ColumnElement, Connection, Table, func, select
 
 from headrace_billing import schema
 from headrace_billing.daily import CLASSES, KEY_NAMES, SUM_NAMES, DailySums, day_of
@@ -52,10 +52,19 @@ def sum_usage(connection: Connection, request: pb.SumUsageRequest) -> pb.SumUsag
 
 def stored_days(connection: Connection) -> DailySums:
     """Return all daily sums."""
-    days = DailySums()
-    names = [_days.c[name] for name in (*KEY_NAMES, *SUM_NAMES)]
-    for row in connection.execute(select(*names)):
-        days.sums[tuple(row[: len(KEY_NAMES)])] = [int(it) for it in row[len(KEY_NAMES) :]]
+    return read_days(connection, _days)
+
+
+def read_days(
+    connection: Connection, table: Table, tenant_id: str = "", end_unix_s: int = 0
+) -> DailySums:
+    """Return the sums of a table: of all, or of one tenant's days before *end_unix_s*."""
+    days, num_names = DailySums(), len(KEY_NAMES)
+    query = select(*(table.c[name] for name in (*KEY_NAMES, *SUM_NAMES)))
+    if tenant_id:
+        query = query.where(table.c.tenant_id == tenant_id, table.c.day_unix_s < end_unix_s)
+    for row in connection.execute(query):
+        days.sums[tuple(row[:num_names])] = [int(it) for it in row[num_names:]]
     return days
 
 

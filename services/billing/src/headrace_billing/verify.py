@@ -14,6 +14,7 @@ from headrace_billing.ledger import BadEventError, Entry, Posting, Recount
 from headrace_billing.price_store import load_price_book
 from headrace_billing.prices import PriceBook
 from headrace_billing.usage_sums import stored_days
+from headrace_billing.verify_accounts import check_invoices, check_journal
 from headrace_contracts.billing.v1.billing_pb2 import VerifyResponse
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
 
@@ -41,9 +42,12 @@ def verify(connection: Connection) -> VerifyResponse:
     prices, found = load_price_book(connection), _Findings()
     for low, high in _pieces(connection):
         _check_piece(connection, prices, low, high, found)
+    found.problems += check_journal(connection, found.balances)
+    found.problems += check_invoices(connection)
     _check_balances(connection, found)
     _check_days(connection, found)
     postings_sum = _total(connection, schema.postings)
+    postings_sum += _total(connection, schema.journal_postings)
     if postings_sum:
         found.problems.append(f"All postings sum to {postings_sum} nano-USD instead of 0.")
     return VerifyResponse(

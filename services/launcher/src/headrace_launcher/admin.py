@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -10,6 +12,7 @@ from typing import Any
 
 from headrace_common.errors import HeadraceError, NotFound
 from headrace_common.money import usd_text
+from headrace_common.proto_json import to_json
 from headrace_contracts.billing.v1 import billing_pb2 as pb
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2
 from headrace_contracts.usage.v1 import usage_pb2
@@ -41,6 +44,8 @@ def with_billing(command: Command) -> Callable[[LauncherSettings, Namespace], in
         except LookupError as error:
             say(str(error))
             return EXIT_NOT_RUNNING
+        outbox = StateDir(settings.state_dir).path / "outbox"
+        args.own_outboxes = [str(outbox)] if outbox.is_dir() else []
         return run_until_done(_call(command, address, args))
 
     return run
@@ -99,6 +104,9 @@ def key_from_arguments(args: Namespace) -> pb.Key:
         name=args.name,
         allowed_models=args.models,
         limits=limits,
+        project_id=args.project,
+        scopes=args.scopes,
+        expires_unix_s=args.expires,
         guard_policy=args.guard_policy,
         guard_blocklist=args.guard_block,
     )
@@ -132,6 +140,8 @@ async def revoke_key(client: BillingClient, args: Namespace) -> int:
 @with_billing
 async def usage(client: BillingClient, args: Namespace) -> int:
     """``headrace usage``."""
+    if args.tenant:
+        return await _usage_of_tenant(client, args)
     records = [record_json(record) for record in await client.usage(args.key)]
     if not records and args.key not in {key.key_id for key in await client.list_keys()}:
         raise NotFound(f"there is no key {args.key!r}; see `headrace keys list`")
@@ -147,6 +157,32 @@ async def usage(client: BillingClient, args: Namespace) -> int:
         status = record["status"]
         print(f"{record['request_id']:<32} {status:<10} {cells}  {record['amount_usd']}")
     print(f"{len(records)} requests, {usd_text(total)} USD")
+    return EXIT_OK
+
+
+async def _usage_of_tenant(client: BillingClient, args: Namespace) -> int:
+    sums: list[pb.UsageSum] = []
+    has_more = True
+    while has_more:
+        page = await client.call(
+            "Ledger",
+            "SumUsage",
+            tenant_id=args.tenant,
+            from_unix_s=args.from_unix_s,
+            to_unix_s=args.to_unix_s,
+            group_by=args.by,
+            offset=len(sums),
+        )
+        sums += page.sums
+        has_more = page.has_more
+    rows = [to_json(it) for it in sums]
+    if args.json:
+        print(json.dumps({"sums": rows}, indent=2))
+        return EXIT_OK
+    names = [field.name for field in pb.UsageSum.DESCRIPTOR.fields]
+    writer = csv.writer(sys.stdout, delimiter="," if args.csv else "\t", lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([row[name] for name in names] for row in rows)
     return EXIT_OK
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from headrace_common import rpc
 from headrace_contracts.billing.v1 import billing_pb2 as pb
@@ -66,6 +67,20 @@ class BillingClient:
             if len(page) < _PAGE_RECORDS:
                 return records
             after = page[-1].event.request_id
+
+    async def send(self, service: str, name: str, request: Message) -> Any:  # Any: its answer
+        """Make any call of billing's contracts."""
+        method = pb.DESCRIPTOR.services_by_name[service].methods_by_name[name]
+        path = f"{method.containing_service.full_name}/{name}"
+        reference = rpc.MethodRef(path, type(request), GetMessageClass(method.output_type))
+        return await self._call(reference, request, _VERIFY_TIMEOUT_S)
+
+    async def call(
+        self, service: str, name: str, /, **fields: Any
+    ) -> Any:  # Any: fields and answer
+        """Make any call of billing's contracts with these fields."""
+        method = pb.DESCRIPTOR.services_by_name[service].methods_by_name[name]
+        return await self.send(service, name, GetMessageClass(method.input_type)(**fields))
 
     async def verify(self) -> pb.VerifyResponse:
         """Let billing recount its books."""

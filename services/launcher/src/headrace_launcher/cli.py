@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from headrace_common.money import nano_usd_from_text
+from headrace_launcher.admin_options import add_admin_commands, moment, words
 from headrace_launcher.exit_codes import EXIT_OK
 from headrace_launcher.settings import LauncherSettings
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 Handler = Callable[[LauncherSettings, Namespace], int]
 _DOWN_TIMEOUT_S = 180.0
-# What fits in the contract's fields.
-_MAX_INT64 = 2**63 - 1
 # Options that stand for a setting of the same name.
 _SETTINGS = ("state_dir", "host", "port", "workers", "model", "model_name")
 
@@ -51,7 +49,8 @@ def build_parser() -> ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_fleet_commands(commands)
-    _add_admin_commands(commands)
+    add_admin_commands(commands, _command)
+    _add_usage(commands)
     model = commands.add_parser("model", help="models on this machine").add_subparsers(
         required=True, metavar="COMMAND"
     )
@@ -94,61 +93,16 @@ def _add_fleet_commands(commands: _Commands) -> None:
     show.add_argument("--json", action="store_true", help="for scripts")
 
 
-def _add_admin_commands(commands: _Commands) -> None:
-    keys = commands.add_parser("keys", help="API keys").add_subparsers(
-        required=True, metavar="COMMAND"
-    )
-    _add_key_create(keys)
-    show = _command(keys, "list", "list API keys", "admin:list_keys")
-    show.add_argument("--tenant", help="of this tenant only")
-    show.add_argument("--json", action="store_true", help="for scripts")
-    revoke = _command(keys, "revoke", "revoke an API key", "admin:revoke_key")
-    revoke.add_argument("key_id", metavar="KEY_ID")
-    revoke.add_argument("--json", action="store_true", help="for scripts")
-    usage = _command(commands, "usage", "what a key has used", "admin:usage")
-    usage.add_argument("--key", required=True, metavar="KEY_ID")
+def _add_usage(commands: _Commands) -> None:
+    usage = _command(commands, "usage", "what a key or a tenant has used", "admin:usage")
+    whose = usage.add_mutually_exclusive_group(required=True)
+    whose.add_argument("--key", metavar="KEY_ID", help="request by request")
+    whose.add_argument("--tenant", metavar="TENANT", help="summed")
+    usage.add_argument(
+        "--by", type=words, default=["day", "model"], metavar="G,...",
+        help="sum by day, project, key, model, tier (default day,model)",
+    )  # fmt: skip
+    usage.add_argument("--from", dest="from_unix_s", type=moment, default=0, metavar="DATE")
+    usage.add_argument("--to", dest="to_unix_s", type=moment, default=0, metavar="DATE")
+    usage.add_argument("--csv", action="store_true", help="for spreadsheets")
     usage.add_argument("--json", action="store_true", help="for scripts")
-    ledger = commands.add_parser("ledger", help="the books").add_subparsers(
-        required=True, metavar="COMMAND"
-    )
-    verify = _command(ledger, "verify", "recount the books", "admin:verify_ledger")
-    verify.add_argument("--json", action="store_true", help="for scripts")
-
-
-def _add_key_create(keys: _Commands) -> None:
-    create = _command(keys, "create", "create an API key", "admin:create_key")
-    create.add_argument("--tenant", required=True, help="made if it does not exist")
-    create.add_argument("--name", required=True)
-    create.add_argument("--requests-per-minute", type=_limit, metavar="R")
-    create.add_argument("--tokens-per-minute", type=_limit, metavar="T", help="input and output")
-    create.add_argument("--max-concurrent", type=_limit, metavar="C", help="requests at once")
-    create.add_argument(
-        "--budget-usd", type=_budget, metavar="B", help="per calendar month, e.g. 12.50"
-    )
-    create.add_argument("--models", type=_words, default=[], metavar="M,...", help="default: all")
-    create.add_argument(
-        "--guard-block", type=_words, default=[], metavar="WORD,...", help="words to block"
-    )
-    create.add_argument("--guard-policy", default="", metavar="P", help="name of a guard policy")
-    create.add_argument("--json", action="store_true", help="for scripts")
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _limit(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1; leave the option out for no limit")
-    return _bounded(value)
-
-
-def _budget(text: str) -> int:
-    return _bounded(nano_usd_from_text(text))
-
-
-def _bounded(value: int) -> int:
-    if value > _MAX_INT64:
-        raise argparse.ArgumentTypeError("is too large; leave the option out for no limit")
-    return value

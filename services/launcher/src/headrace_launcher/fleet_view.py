@@ -39,6 +39,8 @@ class ChildView:
     state: str
     address: str = ""
     metrics_address: str = ""
+    # Of an admin API over HTTP.
+    admin_address: str = ""
     pid: int | None = None
     restarts: int = 0
     # Share of loading done, 0..1; None = nothing to show.
@@ -93,6 +95,9 @@ def public_status(view: FleetView, *, alive: bool) -> dict[str, Any]:  # Any: JS
         "state": state.value,
         "pid": view.pid if alive else None,
         "base_url": view.base_url,
+        "admin_url": next(
+            (f"http://{c.admin_address}" for c in view.children if c.admin_address), ""
+        ),
         "model": view.model,
         "state_dir": view.state_dir,
         "message": view.message
@@ -117,6 +122,7 @@ def _public_child(child: ChildView, *, alive: bool) -> dict[str, Any]:  # Any: J
         "address": child.address,
         "pid": child.pid if alive else None,
         "metrics_address": child.metrics_address,
+        **({"admin_url": f"http://{child.admin_address}"} if child.admin_address else {}),
         "restarts": child.restarts,
         "log": child.log,
     }

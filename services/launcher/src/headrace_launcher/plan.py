@@ -61,6 +61,7 @@ class ChildSpec:
     # Lower stages are stopped first; those of one stage together.
     stop_stage: int
     metrics_address: str = ""
+    admin_address: str = ""
     # Wins over the environment / only fills gaps in it.
     environment: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, str] = field(default_factory=dict)
@@ -85,7 +86,7 @@ _STOP_STAGE = {
 
 def num_ports(options: FleetOptions) -> int:
     """Return how many inner ports the fleet may need."""
-    return 2 + 2 * len(_SERVICES) + 2 * options.num_workers + 1
+    return 2 + 2 * len(_SERVICES) + 2 * options.num_workers + 1 + 1
 
 
 def plan_fleet(options: FleetOptions, ports: list[int]) -> list[ChildSpec]:
@@ -106,6 +107,7 @@ class _Planner:
         self._address = {name: next(inner) for name in _SERVICES}
         self._workers = [(next(inner), next(inner)) for _ in range(options.num_workers)]
         self._metrics = {name: next(inner) for name in (*_SERVICES, "gateway")}
+        self._admin = next(inner)
         self._address["gateway"] = f"{options.host}:{options.port}"
         self._redis_url = options.redis_url or f"redis://{self._valkey}/0"
         self._bootstrap = options.kafka_bootstrap or self._kafka
@@ -163,6 +165,7 @@ class _Planner:
             argv=_module(name),
             address=self._address[name],
             metrics_address=self._metrics[name],
+            admin_address=self._admin if name == "billing" else "",
             probe=ProbeKind.HTTP,
             needs=needs,
             stop_stage=_STOP_STAGE[name],
@@ -191,7 +194,11 @@ class _Planner:
                 return {"REDIS_URL": self._redis_url, "BILLING_ADDRESS": address}
             case "billing":
                 url = self._options.database_url or f"sqlite:///{state_dir / 'billing.sqlite3'}"
-                return {"DATABASE_URL": url, "KAFKA_BOOTSTRAP": self._bootstrap}
+                return {
+                    "DATABASE_URL": url,
+                    "KAFKA_BOOTSTRAP": self._bootstrap,
+                    "ADMIN_LISTEN": self._admin,
+                }
             case _:
                 return {}
 

@@ -65,6 +65,7 @@ class _Child:
             state=self.life.state.value,
             address=self.spec.address,
             metrics_address=self.spec.metrics_address,
+            admin_address=self.spec.admin_address,
             pid=self.life.pid,
             restarts=self.life.num_restarts,
             progress_ratio=self.progress_ratio,

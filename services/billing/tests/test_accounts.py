@@ -1,0 +1,271 @@
+"""Plans, credits, invoices and the admin API over HTTP, from the outside."""
+
+import csv
+import io
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+from sqlalchemy import text
+
+from headrace_billing.audit import Stamp
+from headrace_billing.bookkeeper import Bookkeeper
+from headrace_billing.deliveries import Delivery
+from headrace_billing.key_rules import hash_api_key, principal
+from headrace_billing.key_store import create_key, find_by_hash
+from headrace_billing.server import BillingServer
+from headrace_billing.settings import BillingSettings
+from headrace_billing.store import Database
+from headrace_billing.verify import verify
+from headrace_contracts.billing.v1 import billing_pb2 as pb
+from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
+from headrace_testing.clock import FakeClock
+from headrace_testing.usage_events import ADMITTED_UNIX_US, AMOUNT_NANO_USD, closed, opened
+from headrace_testing.waiting import eventually, free_port
+
+NOW_UNIX_S = ADMITTED_UNIX_US // 1_000_000  # 2027-01-15
+
+
+class Office:
+    """A billing service and an administrator's way in."""
+
+    def __init__(self, database: Database, http: httpx.AsyncClient, clock: FakeClock) -> None:
+        self.database, self.http, self.clock = database, http, clock
+
+    async def ask(self, method: str, path: str, status: int = 200, **options: Any) -> Any:
+        answer = await self.http.request(method, "/admin/v1" + path, **options)
+        assert answer.status_code == status, answer.text
+        return answer.json() if "json" in answer.headers["content-type"] else answer.text
+
+    async def book(self, *events: UsageEvent) -> None:
+        batch = [Delivery("usage", 0, i, it.SerializeToString()) for i, it in enumerate(events)]
+        await self.database.write(lambda it: Bookkeeper("workers").book_batch(it, batch, 1))
+
+    async def principal(self, api_key: str) -> Any:
+        digest = hash_api_key(api_key)
+        now = self.clock.unix_s()
+        return await self.database.read(lambda it: find_by_hash(it, digest, now))
+
+    async def check_books(self) -> None:
+        found = await self.database.read(verify)
+        assert found.ok, found.problems
+        assert found.postings_sum_nano_usd == 0
+
+
+@pytest.fixture
+async def office(database_url: str, clock: FakeClock) -> AsyncIterator[Office]:
+    clock.advance(NOW_UNIX_S - clock.unix_s())
+    settings = BillingSettings(
+        database_url=database_url, kafka_bootstrap=f"127.0.0.1:{free_port()}"
+    )
+    server = BillingServer(settings, CollectorRegistry(), clock)
+    await server.start()
+    await eventually(lambda: server.is_ready, within_s=30)
+    database = Database(database_url)
+    wanted = pb.Key(tenant_id="ops", name="admin", scopes=["admin"])
+    made = await database.write(lambda it: create_key(it, wanted, Stamp(1)))
+    headers = {"authorization": f"Bearer {made.api_key}"}
+    url = f"http://127.0.0.1:{server.admin_port}"
+    async with httpx.AsyncClient(base_url=url, headers=headers) as http:
+        yield Office(database, http, clock)
+    await database.close()
+    await server.stop(0)
+
+
+async def test_only_an_administrators_key_opens_the_admin_api(office: Office) -> None:
+    """401 without a live key, 403 without the scope; OpenAPI names every call."""
+    made = await office.ask("POST", "/keys", json={"tenant_id": "acme", "name": "app"})
+    assert made["api_key"].startswith("sk-hr-")
+    for key, status in (("x", 401), ("sk-hr-wrong", 401), (made["api_key"], 403)):
+        answer = await office.http.get(
+            "/admin/v1/tenants", headers={"authorization": f"Bearer {key}"}
+        )
+        assert answer.status_code == status
+        assert answer.json()["error"]["message"]
+    described = (await office.http.get("/openapi.json")).json()
+    assert "/admin/v1/tenants/{tenant_id}/invoices" in described["paths"]
+    create = described["paths"]["/admin/v1/keys"]["post"]
+    assert "limits" in create["requestBody"]["content"]["application/json"]["schema"]["properties"]
+
+
+async def test_a_write_with_an_idempotency_key_is_done_once(office: Office) -> None:
+    """The answer is given again, without the secret; another request under the key is refused."""
+    headers, wanted = {"idempotency-key": "k1"}, {"tenant_id": "acme", "name": "app"}
+    first = await office.ask("POST", "/keys", json=wanted, headers=headers)
+    again = await office.ask("POST", "/keys", json=wanted, headers=headers)
+    assert again["key"] == first["key"]
+    assert again["api_key"] == ""
+    other = {"tenant_id": "acme", "name": "other"}
+    await office.ask("POST", "/keys", 400, json=other, headers=headers)
+    keys = (await office.ask("GET", "/keys", params={"tenant_id": "acme"}))["keys"]
+    assert len(keys) == 1
+
+
+async def test_mistakes_are_refused_by_name(office: Office) -> None:
+    """Unknown fields, wrong types, unknown scopes and plans, things that do not exist."""
+    for path, body in (
+        ("/keys", {"tenant_id": "acme", "colour": "red"}),
+        ("/keys", {"tenant_id": "acme", "scopes": ["root"]}),
+        ("/keys", {"tenant_id": "acme", "limits": {"requests_per_minute": -1}}),
+        ("/keys", []),
+        ("/prices", {"model": "m", "window_from_minute": 2000}),
+    ):
+        answer = await office.ask("POST", path, 400, json=body)
+        assert answer["error"]["type"] == "invalid_request_error"
+    await office.ask("POST", "/tenants", json={"tenant_id": "acme"})
+    await office.ask("PATCH", "/tenants/acme", 400, json={"plan_id": "nope"})
+    await office.ask("PATCH", "/tenants/nope", 404, json={"name": "x"})
+    await office.ask("GET", "/tenants/nope/balance", 404)
+    await office.ask("GET", "/invoices/nope-000001", 404)
+    await office.ask("GET", "/tenants", 400, params={"colour": "red"})
+
+
+async def test_a_plan_reaches_the_keys_of_its_tenants(office: Office) -> None:
+    """A tenant's and a key's own limits win; a change takes the next revision of the keys."""
+    plan = {
+        "name": "Starter",
+        "tenant_limits": {"requests_per_minute": 100, "max_concurrent": 9},
+        "key_limits": {"requests_per_minute": 10},
+        "model_limits": [{"model": "big", "limits": {"requests_per_day": 5}}],
+        "priority": "batch",
+    }
+    await office.ask("PUT", "/plans/starter", json=plan)
+    made = await office.ask("POST", "/keys", json={"tenant_id": "acme"})
+    settings = {"plan_id": "starter", "limits": {"max_concurrent": 3}}
+    await office.ask("PATCH", "/tenants/acme", json=settings)
+    known = await office.principal(made["api_key"])
+    found = principal(known.key, known.owner, known.revision)
+    key, tenant = found.limits
+    assert key.limits.requests_per_minute == 10
+    assert (tenant.limits.requests_per_minute, tenant.limits.max_concurrent) == (100, 3)
+    assert [(it.model, it.limits.requests_per_day) for it in found.model_limits] == [("big", 5)]
+    assert found.priority == 1
+    await office.ask("PUT", "/plans/starter", json={"key_limits": {"requests_per_minute": 7}})
+    after = await office.principal(made["api_key"])
+    assert after.revision > known.revision
+    assert after.owner.plan.key_limits.requests_per_minute == 7
+    assert [it["plan_id"] for it in (await office.ask("GET", "/plans"))["plans"]] == ["starter"]
+
+
+async def test_a_rotated_key_opens_the_door_with_both_secrets_until_the_overlap_ends(
+    office: Office,
+) -> None:
+    """The old one says when it ends, so that caches end it too."""
+    old = await office.ask("POST", "/keys", json={"tenant_id": "acme"})
+    path = f"/keys/{old['key']['key_id']}/rotate"
+    new = await office.ask("POST", path, json={"overlap_s": 60})
+    assert new["key"]["key_id"] == old["key"]["key_id"]
+    known = await office.principal(old["api_key"])
+    assert known.key.expires_unix_s == int(office.clock.unix_s()) + 60
+    assert (await office.principal(new["api_key"])).key.expires_unix_s == 0
+    office.clock.advance(61)
+    assert await office.principal(old["api_key"]) is None
+    assert await office.principal(new["api_key"]) is not None
+    last = await office.ask("POST", path, json={})
+    assert await office.principal(new["api_key"]) is None
+    assert await office.principal(last["api_key"]) is not None
+    await office.ask("DELETE", f"/keys/{old['key']['key_id']}")
+    await office.ask("POST", path, 400, json={})
+
+
+async def test_a_prepaid_tenants_budget_is_its_credit(office: Office) -> None:
+    """A credit is booked once; the balance is credits less spent less held."""
+    made = await office.ask("POST", "/keys", json={"tenant_id": "acme"})
+    await office.ask("PATCH", "/tenants/acme", json={"prepaid": True})
+    known = await office.principal(made["api_key"])
+    (scope,) = principal(known.key, known.owner, 1).limits
+    assert scope.limits.HasField("total_budget_nano_usd")
+    assert scope.limits.total_budget_nano_usd == 0
+    grant = {"credit_id": "pay-1", "amount_nano_usd": 50_000, "kind": "payment"}
+    for _ in range(2):
+        await office.ask("POST", "/tenants/acme/credits", json=grant)
+    changed = {**grant, "amount_nano_usd": 1}
+    await office.ask("POST", "/tenants/acme/credits", 400, json=changed)
+    await office.book(closed(), opened("req_2"))
+    known = await office.principal(made["api_key"])
+    (scope,) = principal(known.key, known.owner, 1).limits
+    assert scope.limits.total_budget_nano_usd == 50_000
+    balance = await office.ask("GET", "/tenants/acme/balance")
+    assert balance["available_nano_usd"] == 50_000 - AMOUNT_NANO_USD - 10_000
+    assert balance["prepaid"]
+    await office.check_books()
+
+
+async def test_invoices_together_are_the_ledger(office: Office) -> None:
+    """Issued once, late bookings on the next, rounding carried, corrected by counter-entry."""
+    await office.ask("POST", "/tenants", json={"tenant_id": "acme"})
+    await office.book(*(closed(f"req_{i}") for i in range(2000)))
+    await office.ask("POST", "/tenants/acme/invoices", 400, json={"period": "2027-01"})
+    await office.ask("POST", "/tenants/acme/invoices", 400, json={"period": "January"})
+    first = await office.ask("POST", "/tenants/acme/invoices", json={"period": "2027-01-15"})
+    assert first["total_nano_usd"] == 2000 * AMOUNT_NANO_USD
+    assert (first["num_requests"], first["due_cents"]) == (2000, 1)
+    assert first["carried_out_nano_usd"] == 2000 * AMOUNT_NANO_USD - 10_000_000
+    await office.book(closed("req_late"))
+    again = await office.ask("POST", "/tenants/acme/invoices", json={"period": "2027-01-15"})
+    assert again == first
+    office.clock.advance(20 * 86_400)
+    second = await office.ask("POST", "/tenants/acme/invoices", json={"period": "2027-01"})
+    assert second["total_nano_usd"] == AMOUNT_NANO_USD
+    assert second["carried_in_nano_usd"] == first["carried_out_nano_usd"]
+    path = f"/invoices/{first['invoice_id']}/corrections"
+    give_back = {"correction_id": "c1", "amount_nano_usd": 1000, "reason": "outage"}
+    note = await office.ask("POST", path, json=give_back)
+    assert await office.ask("POST", path, json=give_back) == note
+    assert (note["total_nano_usd"], note["corrects_invoice_id"]) == (-1000, first["invoice_id"])
+    too_much = {"correction_id": "c2", "amount_nano_usd": first["total_nano_usd"]}
+    await office.ask("POST", path, 400, json=too_much)
+    listed = (await office.ask("GET", "/tenants/acme/invoices"))["invoices"]
+    assert [it["number"] for it in listed] == [1, 2, 3]
+    balance = await office.ask("GET", "/tenants/acme/balance")
+    assert balance["credits_nano_usd"] == 1000
+    lines = await office.ask("GET", f"/invoices/{first['invoice_id']}/lines.csv")
+    rows = list(csv.DictReader(io.StringIO(lines)))
+    assert sum(int(row["amount_nano_usd"]) for row in rows) == first["total_nano_usd"]
+    await office.check_books()
+    for statement in ("UPDATE invoices SET number = 9", "DELETE FROM invoices"):
+        with pytest.raises(Exception, match="append-only"):
+            await office.database.write(lambda it, sql=statement: it.execute(text(sql)))
+
+
+async def test_usage_and_audit_can_be_read(office: Office) -> None:
+    """Usage as JSON and CSV; the audit says who did what, and holds no secret."""
+    made = await office.ask("POST", "/keys", json={"tenant_id": "acme", "name": "=cmd"})
+    await office.book(closed("req_1"), closed("req_2"))
+    used = await office.ask("GET", "/tenants/acme/usage", params={"group_by": "day,model"})
+    assert used["sums"][0]["num_requests"] == 2
+    table = await office.ask("GET", "/tenants/acme/usage.csv", params={"group_by": "model"})
+    (row,) = csv.DictReader(io.StringIO(table))
+    assert row["output_tokens"] == "60"
+    records = (await office.ask("GET", "/audit"))["records"]
+    created = [it for it in records if it["subject"] == made["key"]["key_id"]]
+    assert [it["action"] for it in created] == ["create_key"]
+    assert created[0]["actor"].startswith("key_")
+    assert made["api_key"] not in str(records)
+
+
+async def test_a_suspended_tenant_has_no_live_key(office: Office) -> None:
+    """And it is back when the suspension ends."""
+    made = await office.ask("POST", "/keys", json={"tenant_id": "acme", "scopes": ["admin"]})
+    headers = {"authorization": f"Bearer {made['api_key']}"}
+    for suspended, status in ((False, 200), (True, 401), (False, 200)):
+        await office.ask("PATCH", "/tenants/acme", json={"suspended": suspended})
+        answer = await office.http.get("/admin/v1/tenants", headers=headers)
+        assert answer.status_code == status
+
+
+async def test_a_replay_gives_the_same_books(office: Office) -> None:
+    """Whatever is booked, credits and corrections included; and damage shows."""
+    await office.ask("POST", "/tenants", json={"tenant_id": "acme"})
+    grant = {"credit_id": "pay-1", "amount_nano_usd": 5, "kind": "promotion"}
+    await office.ask("POST", "/tenants/acme/credits", json=grant)
+    await office.book(*(make(f"req_{i}") for i in range(30) for make in (opened, closed)))
+    found = await office.ask("POST", "/ledger/replay", json={})
+    assert found["ok"], found
+    assert (found["num_events"], found["books_sha256"]) == (60, found["replay_sha256"])
+    damage = "UPDATE balances SET amount_nano_usd = 1 WHERE account = 'promotions'"
+    await office.database.write(lambda it: it.execute(text(damage)))
+    found = await office.ask("POST", "/ledger/replay", json={})
+    assert not found["ok"]

@@ -1,0 +1,322 @@
+"""Commands about tenants, plans, prices, money and the books: one call of billing each.
+
+What billing answers is printed as JSON, or as lines where it is a list.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import Message
+
+from headrace_common.errors import NotFound
+from headrace_common.money import usd_text
+from headrace_common.proto_json import from_json, to_json
+from headrace_contracts.billing.v1 import billing_pb2 as pb
+from headrace_contracts.ratelimit.v1 import ratelimit_pb2
+from headrace_launcher.admin import with_billing
+from headrace_launcher.billing_client import BillingClient
+from headrace_launcher.exit_codes import EXIT_FAILED, EXIT_OK
+
+_LEVELS = {
+    "key": ratelimit_pb2.LEVEL_KEY,
+    "project": ratelimit_pb2.LEVEL_PROJECT,
+    "tenant": ratelimit_pb2.LEVEL_TENANT,
+    "model": ratelimit_pb2.LEVEL_MODEL,
+}
+LIMITS = tuple(field.name for field in ratelimit_pb2.Limits.DESCRIPTOR.fields)
+
+
+def limits_of(args: Namespace) -> ratelimit_pb2.Limits:
+    """Build limits from options; what was not given stays absent."""
+    given = {name: value for name in LIMITS if (value := getattr(args, name, None)) is not None}
+    return ratelimit_pb2.Limits(**given)
+
+
+@with_billing
+async def put_tenant(client: BillingClient, args: Namespace) -> int:
+    """``headrace tenants create | update``."""
+    tenant = await client.call("Admin", "CreateTenant", tenant_id=args.tenant, name=args.name or "")
+    wanted: dict[str, Any] = {
+        name: value
+        for name in ("name", "plan_id", "prepaid", "suspended")
+        if (value := getattr(args, name)) is not None
+    }
+    if limits := to_json(limits_of(args)):
+        given = {name: value for name, value in limits.items() if value}
+        if given:
+            wanted["limits"] = given
+    if wanted:
+        body = {**wanted, "tenant_id": args.tenant}
+        tenant = await client.call(
+            "Accounts",
+            "UpdateTenant",
+            tenant=from_json(pb.Tenant, body),
+            fields=sorted(wanted),
+        )
+    return _show(args, tenant)
+
+
+@with_billing
+async def list_tenants(client: BillingClient, args: Namespace) -> int:
+    """``headrace tenants list``."""
+    answer = await client.call("Admin", "ListTenants")
+    return _show(args, answer, answer.tenants, ("tenant_id", "name", "plan_id", "prepaid"))
+
+
+@with_billing
+async def show_balance(client: BillingClient, args: Namespace) -> int:
+    """``headrace tenants balance``."""
+    return _show(args, await client.call("Accounts", "GetBalance", tenant_id=args.tenant))
+
+
+@with_billing
+async def put_project(client: BillingClient, args: Namespace) -> int:
+    """``headrace projects put``."""
+    project = pb.Project(
+        tenant_id=args.tenant,
+        project_id=args.project,
+        name=args.name or "",
+        limits=limits_of(args),
+    )
+    return _show(args, await client.call("Accounts", "PutProject", project=project))
+
+
+@with_billing
+async def list_projects(client: BillingClient, args: Namespace) -> int:
+    """``headrace projects list``."""
+    answer = await client.call("Accounts", "ListProjects", tenant_id=args.tenant)
+    return _show(args, answer, answer.projects, ("project_id", "name"))
+
+
+@with_billing
+async def put_plan(client: BillingClient, args: Namespace) -> int:
+    """``headrace plans put``: the plan as JSON, from a file or standard input."""
+    text = sys.stdin.read() if args.file == "-" else _read(args.file)
+    body = json.loads(text)
+    plan = from_json(pb.Plan, {**body, "plan_id": args.plan})
+    return _show(args, await client.call("Accounts", "PutPlan", plan=plan))
+
+
+@with_billing
+async def list_plans(client: BillingClient, args: Namespace) -> int:
+    """``headrace plans list``."""
+    answer = await client.call("Accounts", "ListPlans")
+    return _show(args, answer, answer.plans, ("plan_id", "name", "prepaid"))
+
+
+@with_billing
+async def set_price(client: BillingClient, args: Namespace) -> int:
+    """``headrace prices set``."""
+    names = [field.name for field in pb.Price.DESCRIPTOR.fields]
+    body = {name: value for name in names if (value := getattr(args, name, None)) is not None}
+    answer = await client.call("Admin", "SetPrice", price=from_json(pb.Price, body))
+    newest = [price for price in answer.prices if price.version == answer.version]
+    return _show(args, newest[0])
+
+
+@with_billing
+async def list_prices(client: BillingClient, args: Namespace) -> int:
+    """``headrace prices list``."""
+    answer = await client.call("Keys", "GetPriceTable")
+    columns = ("version", "model", "tier", "input_nano_usd", "cached_input_nano_usd")
+    return _show(args, answer, answer.prices, (*columns, "output_nano_usd"))
+
+
+@with_billing
+async def grant_credit(client: BillingClient, args: Namespace) -> int:
+    """``headrace credits grant``."""
+    request = from_json(
+        pb.GrantCreditRequest,
+        {
+            "tenant_id": args.tenant,
+            "credit_id": args.id,
+            "amount_nano_usd": args.usd,
+            "kind": args.kind,
+            "note": args.note,
+        },
+    )
+    return _show(args, await client.send("Accounts", "GrantCredit", request))
+
+
+@with_billing
+async def list_credits(client: BillingClient, args: Namespace) -> int:
+    """``headrace credits list``."""
+    answer = await client.call("Accounts", "ListCredits", tenant_id=args.tenant)
+    return _show(args, answer, answer.credits, ("credit_id", "kind", "amount_nano_usd", "note"))
+
+
+@with_billing
+async def issue_invoice(client: BillingClient, args: Namespace) -> int:
+    """``headrace invoices issue``."""
+    answer = await client.call(
+        "Accounts", "IssueInvoice", tenant_id=args.tenant, period=args.period
+    )
+    return _show_invoice(args, answer)
+
+
+@with_billing
+async def correct_invoice(client: BillingClient, args: Namespace) -> int:
+    """``headrace invoices correct``."""
+    answer = await client.call(
+        "Accounts",
+        "CorrectInvoice",
+        invoice_id=args.invoice,
+        correction_id=args.id,
+        amount_nano_usd=args.usd,
+        reason=args.reason,
+    )
+    return _show_invoice(args, answer)
+
+
+@with_billing
+async def list_invoices(client: BillingClient, args: Namespace) -> int:
+    """``headrace invoices list``."""
+    answer = await client.call("Accounts", "ListInvoices", tenant_id=args.tenant)
+    return _show(args, answer, answer.invoices, ("invoice_id", "period", "due_cents"))
+
+
+@with_billing
+async def show_invoice(client: BillingClient, args: Namespace) -> int:
+    """``headrace invoices show``."""
+    return _show_invoice(args, await client.call("Accounts", "GetInvoice", invoice_id=args.invoice))
+
+
+@with_billing
+async def set_limits(client: BillingClient, args: Namespace) -> int:
+    """``headrace limits set``: replaces all limits of a key, project, tenant or model."""
+    answer = await client.call(
+        "Admin",
+        "SetLimits",
+        level=_LEVELS[args.level],
+        tenant_id=args.tenant or "",
+        scope_id=args.id or "",
+        limits=limits_of(args),
+    )
+    return _show(args, answer)
+
+
+@with_billing
+async def update_key(client: BillingClient, args: Namespace) -> int:
+    """``headrace keys update``: only what is named changes."""
+    key = pb.Key(key_id=args.key_id)
+    fields = []
+    for name in ("name", "allowed_models", "guard_policy", "guard_blocklist", "scopes"):
+        if (value := getattr(args, name)) is not None:
+            key.MergeFrom(pb.Key(**{name: value}))
+            fields.append(name)
+    if args.expires_unix_s is not None:
+        key.expires_unix_s = args.expires_unix_s
+        fields.append("expires_unix_s")
+    limits = limits_of(args)
+    if limits.ListFields():
+        key.limits.CopyFrom(limits)
+        fields.append("limits")
+    return _show(args, await client.call("Admin", "UpdateKey", key=key, fields=fields))
+
+
+@with_billing
+async def rotate_key(client: BillingClient, args: Namespace) -> int:
+    """``headrace keys rotate``."""
+    answer = await client.call(
+        "Accounts", "RotateKey", key_id=args.key_id, overlap_s=args.overlap_s
+    )
+    return _show(args, answer)
+
+
+@with_billing
+async def list_audit(client: BillingClient, args: Namespace) -> int:
+    """``headrace audit``."""
+    answer = await client.call("Accounts", "ListAudit", subject=args.subject or "")
+    return _show(args, answer, answer.records, ("audit_id", "actor", "action", "subject"))
+
+
+@with_billing
+async def replay_ledger(client: BillingClient, args: Namespace) -> int:
+    """``headrace ledger replay``: exit code 0 only if an empty database comes out the same."""
+    answer = await client.call("Books", "Replay")
+    _show(args, answer)
+    return EXIT_OK if answer.ok else EXIT_FAILED
+
+
+@with_billing
+async def reconcile_ledger(client: BillingClient, args: Namespace) -> int:
+    """``headrace ledger reconcile``: outboxes, log and workers' counts against the books."""
+    answer = await client.call("Books", "Reconcile")
+    body = to_json(answer)
+    body["outbox"] = await _compare_outboxes(client, args.outbox_dirs or args.own_outboxes)
+    is_ok = answer.ok and not body["outbox"]["missing"]
+    body["ok"] = is_ok
+    print(json.dumps(body, indent=2))
+    return EXIT_OK if is_ok else EXIT_FAILED
+
+
+@with_billing
+async def list_dead_letters(client: BillingClient, args: Namespace) -> int:
+    """``headrace ledger dead-letters``."""
+    answer = await client.call("Books", "ListDeadLetters", limit=args.limit)
+    columns = ("topic", "partition", "offset", "request_id", "error")
+    return _show(args, answer, answer.dead_letters, columns)
+
+
+async def _compare_outboxes(client: BillingClient, folders: Iterable[str]) -> dict[str, Any]:
+    events = [event for folder in folders for event in _outbox_events(folder)]
+    missing = []
+    for start in range(0, len(events), 5000):
+        ids = [pb.EventId(**event) for event in events[start : start + 5000]]
+        answer = await client.call("Ledger", "FindMissing", events=ids)
+        missing += [to_json(it) for it in answer.missing]
+    return {"events": len(events), "missing": missing}
+
+
+def _outbox_events(folder: str) -> list[dict[str, Any]]:
+    """Let the gateway read its own files; it knows what they hold."""
+    command = [sys.executable, "-m", "headrace_gateway.outbox_list", folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        raise NotFound(f"the outbox {folder} cannot be read: {done.stderr.strip()[-300:]}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8")
+
+
+def _show_invoice(args: Namespace, invoice: pb.Invoice) -> int:
+    if args.json:
+        return _show(args, invoice)
+    print(f"{invoice.invoice_id}  {invoice.tenant_id}  {invoice.period}")
+    for line in invoice.lines:
+        amount = usd_text(line.amount_nano_usd)
+        print(f"  {line.description:<60} {line.tokens:>12}  {amount:>16} USD")
+    print(f"  carried in {usd_text(invoice.carried_in_nano_usd)} USD")
+    due, carried = usd_text(invoice.due_cents * 10_000_000), invoice.carried_out_nano_usd
+    print(f"  due {due} USD, carried on {usd_text(carried)} USD")
+    return EXIT_OK
+
+
+def _show(
+    args: Namespace,
+    answer: Message,
+    rows: Iterable[Message] | None = None,
+    columns: Iterable[str] = (),
+) -> int:
+    if args.json or rows is None:
+        print(json.dumps(to_json(answer), indent=2))
+        return EXIT_OK
+    names = list(columns)
+    table = [names, *([_cell(to_json(row), name) for name in names] for row in rows)]
+    widths = [max(len(line[idx]) for line in table) for idx in range(len(names))]
+    for line in table:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)))
+    return EXIT_OK
+
+
+def _cell(row: Mapping[str, Any], name: str) -> str:
+    return str(row.get(name, ""))
