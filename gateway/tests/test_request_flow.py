@@ -82,6 +82,7 @@ def flow_over(limiter: Limiter) -> tuple[RequestFlow, Admission]:
         intake=cast(Any, Intake()),
         input_guard=cast(Any, Guard()),
         output_guard=unused,
+        sent_reports=unused,
         admission=admission,
         generator=unused,
         usage_log=cast(Any, FullUsageLog()),

@@ -137,8 +137,15 @@ class Answer:
         self._may_go_on = asyncio.Event()
         self._may_go_on.set()
         self.is_blocked = False
+        # Characters of generated text given to the sink, all choices together.
+        self.num_sent_chars = 0
         # Monotonic time of the first text sent; None = none yet.
         self.first_text_s: float | None = None
+
+    @property
+    def went_unguarded(self) -> bool:
+        """Whether text went out without the guard, as the key allows."""
+        return self._check.is_unguarded
 
     async def run(self, deadline_s: float) -> None:
         """Answer until every choice has ended. Cancelling stops the workers.
@@ -222,6 +229,7 @@ class Answer:
         choice = self._choices[release.choice_idx]
         if choice.is_over:
             return
+        self.num_sent_chars += len(release.text)
         logprobs = choice.released_logprobs(release)
         if release.text or logprobs:
             self.first_text_s = self.first_text_s or self._clock.now_s()

@@ -30,6 +30,7 @@ class Endpoint(StrEnum):
     COUNT_TOKENS = "count_tokens"
     RESPONSES = "responses"
     EMBEDDINGS = "embeddings"
+    MODERATIONS = "moderations"
 
     @property
     def is_conversation(self) -> bool:
@@ -54,6 +55,7 @@ _PROMPT_FIELDS = {
     Endpoint.COMPLETIONS: "prompt",
     Endpoint.RESPONSES: "input",
     Endpoint.EMBEDDINGS: "input",
+    Endpoint.MODERATIONS: "input",
 }
 
 
@@ -143,6 +145,8 @@ class ApiRequest:
     guard_parts: list[TextPart] = field(default_factory=list)
     # Where each guarded text stands, to put a redacted one there.
     guard_slots: list[Slot | None] = field(default_factory=list)
+    # Where parts stand that nothing can read (images, audio): never judged as clean.
+    opaque_paths: list[str] = field(default_factory=list)
     n: int = 1
     # None = drawn at admission.
     seed: int | None = None

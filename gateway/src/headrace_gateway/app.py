@@ -27,6 +27,7 @@ from headrace_gateway.messages_api.count_tokens import CountDialect, TokenCount
 from headrace_gateway.messages_api.dialect import MessagesDialect
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.model_directory import ModelDirectory
+from headrace_gateway.moderations import ModerationForm, Moderations
 from headrace_gateway.openai_dialect import OpenAiDialect
 from headrace_gateway.openai_schema import parse_chat, parse_completion
 from headrace_gateway.outbox_metrics import OutboxMetrics
@@ -40,6 +41,7 @@ from headrace_gateway.responses_api.routes import responses_router
 from headrace_gateway.rest_app import rest_app
 from headrace_gateway.routes.health import health_router
 from headrace_gateway.routes.models import models_router
+from headrace_gateway.sent_reports import SentReports
 from headrace_gateway.settings import GatewaySettings
 from headrace_gateway.state.store import StateStore
 from headrace_gateway.usage_events import UsageLog
@@ -47,6 +49,7 @@ from headrace_gateway.usage_log import UsageLog as OutboxUsageLog
 from headrace_gateway.visit import Dialect
 
 _log = logging.getLogger(__name__)
+_REPORTS_FLUSH_S = 1.0
 
 
 class Gateway:
@@ -88,6 +91,7 @@ class Gateway:
             OutboxMetrics(self.registry),
         )
         self._state = StateStore(settings.state_location(), clock)
+        self._sent_reports = SentReports(self._guard, self.metrics)
         self._flow = self._build_flow(clock)
         self._kept = KeptResponses(self._state, settings.response_ttl_s)
         self._background = BackgroundResponses(self._kept, self._flow)
@@ -123,6 +127,7 @@ class Gateway:
                 ("prices", self._prices.keep),
                 ("leases", self._admission.renew_all),
                 ("state", self._state.keep),
+                ("guard reports", self._sent_reports.run),
             )
         ]
         self._lifecycle.set_ready(True)
@@ -144,6 +149,7 @@ class Gateway:
             intake=self._intake,
             input_guard=InputGuard(self._guard, self.metrics),
             output_guard=self._guard,
+            sent_reports=self._sent_reports,
             admission=self._admission,
             generator=Generator(
                 self._router,
@@ -182,6 +188,9 @@ class Gateway:
         hot["/v1/messages/count_tokens"] = CallRoute(
             CountDialect(), context, TokenCount(self.directory, self._intake)
         )
+        hot["/v1/moderations"] = CallRoute(
+            ModerationForm(), context, Moderations(self._guard, self._admission)
+        )
         rest = rest_app(
             [
                 models_router(self._auth, self.directory),
@@ -196,6 +205,7 @@ class Gateway:
         await self._background.close()
         await self._flow.drain()
         await cancel_and_wait(*self._tasks)
+        await self._sent_reports.flush(_REPORTS_FLUSH_S)
         await self._usage_log.close()
         await self._state.close()
         await self._admission.close()

@@ -28,9 +28,13 @@ class InputGuard:
         self._guard, self._metrics = guard, metrics
 
     async def check(
-        self, principal: Principal, request_id: str, parts: Sequence[pb.TextPart]
+        self,
+        principal: Principal,
+        request_id: str,
+        parts: Sequence[pb.TextPart],
+        opaque_paths: Sequence[str] = (),
     ) -> Mapping[int, str]:
-        """Judge *parts*.
+        """Judge *parts*; what stands at *opaque_paths* cannot be read by anybody.
 
         Returns:
             New texts for the parts that must be redacted, by index.
@@ -45,6 +49,7 @@ class InputGuard:
             key_id=principal.key_id,
             policy=policy_of(principal),
             parts=parts,
+            opaque_paths=opaque_paths,
         )
         try:
             answer = await self._guard.check_input(request)

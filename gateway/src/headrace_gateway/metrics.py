@@ -64,6 +64,11 @@ class GatewayMetrics:
             ["service"],
             registry=registry,
         )
+        self.sent_reports_dropped = Counter(
+            "headrace_gateway_sent_reports_dropped",
+            "Reports of sent text that the guard never got.",
+            registry=registry,
+        )
         self.key_lookups = Counter(
             "headrace_gateway_key_lookups",
             "Key checks by where the answer came from: cache, refused_cache, billing, stale.",

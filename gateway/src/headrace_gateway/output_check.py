@@ -64,6 +64,11 @@ class OutputCheck:
         self._is_finished = False
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def is_unguarded(self) -> bool:
+        """Whether text goes out without the guard."""
+        return self._call is None
+
     def push(self, choice_idx: int, text: str, *, is_last: bool) -> None:
         """Give new text of a choice to the guard."""
         if choice_idx in self._over or not (text or is_last):

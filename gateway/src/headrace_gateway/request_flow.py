@@ -25,12 +25,14 @@ from headrace_common.clock import Clock, unix_us
 from headrace_common.errors import ClientGone, Deadline, HeadraceError, Unavailable
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.telemetry import span
+from headrace_contracts.guard.v1.guard_pb2 import SentReport
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway.admission import Admission, Lease
 from headrace_gateway.answer import Answer, Sink, total_usage
 from headrace_gateway.auth import check_model_allowed
 from headrace_gateway.generation import Generator, Job
+from headrace_gateway.guard_parts import complete_guard_parts
 from headrace_gateway.input_guard import InputGuard
 from headrace_gateway.intake import (
     EncodedPrompt,
@@ -47,6 +49,7 @@ from headrace_gateway.output_check import OutputOpener, open_output_check
 from headrace_gateway.output_estimate import OutputEstimates
 from headrace_gateway.pricing import PriceBook, amount_nano_usd, cached_tokens, hold_nano_usd
 from headrace_gateway.rate_headers import header_pairs
+from headrace_gateway.sent_reports import SentReports
 from headrace_gateway.usage_events import Account, UsageLog
 from headrace_gateway.visit import Visit
 
@@ -83,6 +86,7 @@ class RequestFlow:
     intake: Intake
     input_guard: InputGuard
     output_guard: OutputOpener
+    sent_reports: SentReports
     admission: Admission
     generator: Generator
     usage_log: UsageLog
@@ -121,6 +125,7 @@ class RequestFlow:
     async def _admit(self, visit: Visit, model: ServedModel) -> _Admitted:
         request = visit.request
         add_id_prompts(request, model.encoder)
+        complete_guard_parts(request)
         verdict: asyncio.Task[Mapping[int, str]] | None = None
         lease: Lease | None = None
         try:
@@ -165,7 +170,10 @@ class RequestFlow:
         async def ask() -> Mapping[int, str]:
             with span("guard"), self._stage("guard"):
                 return await self.input_guard.check(
-                    visit.principal, visit.request_id, visit.request.guard_parts
+                    visit.principal,
+                    visit.request_id,
+                    visit.request.guard_parts,
+                    visit.request.opaque_paths,
                 )
 
         return asyncio.create_task(ask())
@@ -316,6 +324,7 @@ class RequestFlow:
                 )
             )
         )
+        self._report_sent(visit)
         try:
             await self.usage_log.closed(event)
         except Unavailable as error:
@@ -329,6 +338,19 @@ class RequestFlow:
             ("output", usage.output_tokens),
         ):
             self.metrics.tokens.labels(kind).inc(count)
+
+    def _report_sent(self, visit: Visit) -> None:
+        """Let the guard compare what went out with what it let out."""
+        if visit.answer is not None:
+            self.sent_reports.add(
+                SentReport(
+                    request_id=visit.request_id,
+                    tenant_id=visit.principal.tenant_id,
+                    key_id=visit.principal.key_id,
+                    sent_chars=visit.answer.num_sent_chars,
+                    fail_open=visit.answer.went_unguarded,
+                )
+            )
 
     def _later(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run work that no cancellation of the request may reach."""

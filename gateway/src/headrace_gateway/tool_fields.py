@@ -44,7 +44,12 @@ def add_tools(request: ApiRequest, chat: ChatBody) -> None:
 
 def guard_json(request: ApiRequest, value: object, path: str) -> None:
     """Let the guard see every text in a JSON value, joined; it cannot be redacted."""
-    request.add_guarded(path, guard_pb2.TRUST_OWNER, "\n".join(_texts(value)), None)
+    request.add_guarded(path, guard_pb2.TRUST_OWNER, json_texts(value), None)
+
+
+def json_texts(value: object) -> str:
+    """Return every text in a JSON value, names of fields too, one a line."""
+    return "\n".join(_texts(value))
 
 
 def _function(tool: msgspec.Struct, path: str) -> Message:

@@ -9,6 +9,8 @@ from headrace_contracts.guard.v1 import guard_pb2 as pb
 _SERVICE = pb.DESCRIPTOR.services_by_name["Guard"]
 _INPUT = method_ref(_SERVICE, "CheckInput", pb.CheckInputRequest, pb.CheckInputResponse)
 _OUTPUT = method_ref(_SERVICE, "CheckOutput", pb.CheckOutputRequest, pb.CheckOutputResponse)
+_MODERATE = method_ref(_SERVICE, "Moderate", pb.ModerateRequest, pb.ModerateResponse)
+_SENT = method_ref(_SERVICE, "ReportSent", pb.SentReport, pb.SentReportResponse)
 
 OutputCall = SessionCall[pb.CheckOutputRequest, pb.CheckOutputResponse]
 
@@ -36,6 +38,22 @@ class GuardClient:
         call = await self._session.start(_OUTPUT)
         call.send(pb.CheckOutputRequest(open=opened))
         return call
+
+    async def moderate(self, request: pb.ModerateRequest) -> pb.ModerateResponse:
+        """Score texts by category.
+
+        Raises:
+            HeadraceError: no scores came in time.
+        """
+        return await self._session.unary(_MODERATE, request, timeout_s=self._timeout_s)
+
+    async def report_sent(self, report: pb.SentReport) -> None:
+        """Tell what was sent to a client.
+
+        Raises:
+            HeadraceError: the guard did not take it in time.
+        """
+        await self._session.unary(_SENT, report, timeout_s=self._timeout_s)
 
     async def close(self) -> None:
         """End the connection."""

@@ -1,0 +1,166 @@
+"""/v1/moderations: the guard's scores in OpenAI's shape.
+
+OpenAI's categories are filled from the guard's (MLCommons hazards and toxicity); the guard's own
+(injection, pii.*, secret.*) come beside them under their own names. A text that could not be judged
+in full makes the call fail: no score is made up. A call counts as one request against the limits
+of its key, and costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+import orjson
+
+from headrace_common.errors import GuardUnavailable, HeadraceError, InvalidRequest
+from headrace_contracts.guard.v1.guard_pb2 import ModerateRequest, ModerateResponse, TextScores
+from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
+from headrace_gateway import error_body
+from headrace_gateway.admission import Admission
+from headrace_gateway.api_request import Endpoint
+from headrace_gateway.json_body import decode
+from headrace_gateway.rate_headers import header_pairs
+from headrace_gateway.visit import Caller
+
+# OpenAI's category: the guard's that make it up, the highest score counts.
+OPENAI_CATEGORIES: Mapping[str, tuple[str, ...]] = {
+    "harassment": ("toxicity",),
+    "harassment/threatening": ("harm.S1",),
+    "hate": ("harm.S10",),
+    "hate/threatening": ("harm.S10",),
+    "illicit": ("harm.S2",),
+    "illicit/violent": ("harm.S1", "harm.S9"),
+    "self-harm": ("harm.S11",),
+    "self-harm/instructions": ("harm.S11",),
+    "self-harm/intent": ("harm.S11",),
+    "sexual": ("harm.S12", "harm.S3"),
+    "sexual/minors": ("harm.S4",),
+    "violence": ("harm.S1", "harm.S9"),
+    "violence/graphic": ("harm.S1",),
+}
+MAX_INPUTS = 128
+
+
+class _TextInput(msgspec.Struct, tag="text"):
+    text: str
+
+
+class _ImageInput(msgspec.Struct, tag="image_url"):
+    image_url: dict[str, Any]  # Any: refused whatever it holds
+
+
+class _Body(msgspec.Struct, forbid_unknown_fields=True):
+    input: str | list[str | _TextInput | _ImageInput]
+    # There is one guard, whatever the name.
+    model: str | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Body)
+
+
+class Moderator(Protocol):
+    """What the guard offers here."""
+
+    async def moderate(self, request: ModerateRequest) -> ModerateResponse:
+        """Score texts by category."""
+        ...
+
+
+class ModerationForm:
+    """OpenAI's errors."""
+
+    endpoint = Endpoint.MODERATIONS
+    id_headers = (b"x-request-id",)
+
+    def error_body(self, error: HeadraceError, request_id: str) -> bytes:
+        """Return the JSON of an error."""
+        return error_body.render(error, request_id)
+
+    def error_event(self, body: bytes) -> bytes:
+        """Nothing is ever streamed here."""
+        return b""
+
+
+class Moderations:
+    """Answers the endpoint.
+
+    Args:
+        guard: scores.
+        admission: checks the key's limits.
+    """
+
+    def __init__(self, guard: Moderator, admission: Admission) -> None:
+        self._guard, self._admission = guard, admission
+
+    async def __call__(self, caller: Caller, body: bytes) -> bytes:
+        """Return the scores as JSON."""
+        texts = _texts(decode(_DECODER, body))
+        one = Amounts(requests=1)
+        lease = await self._admission.admit(caller.principal, caller.request_id, one)
+        try:
+            answer = await self._scores(caller, texts)
+        finally:
+            await lease.settle(one)
+        caller.exchange.headers += [
+            (name.encode(), value.encode()) for name, value in header_pairs(lease.states)
+        ]
+        return orjson.dumps(_answer(caller.request_id, answer))
+
+    async def _scores(self, caller: Caller, texts: list[str]) -> ModerateResponse:
+        asked = ModerateRequest(
+            tenant_id=caller.principal.tenant_id,
+            key_id=caller.principal.key_id,
+            request_id=caller.request_id,
+            texts=texts,
+        )
+        try:
+            answer = await self._guard.moderate(asked)
+        except InvalidRequest:
+            raise
+        except HeadraceError as error:
+            raise _unavailable() from error
+        if any(result.not_evaluated for result in answer.results):
+            raise _unavailable()
+        return answer
+
+
+def _unavailable() -> GuardUnavailable:
+    return GuardUnavailable("The content cannot be judged in full now.", retry_after_s=1.0)
+
+
+def _texts(body: _Body) -> list[str]:
+    given = [body.input] if isinstance(body.input, str) else body.input
+    if not 0 < len(given) <= MAX_INPUTS:
+        raise InvalidRequest(f"input must hold 1 to {MAX_INPUTS} texts.", param="input")
+    texts: list[str] = []
+    for idx, one in enumerate(given):
+        if isinstance(one, _ImageInput):
+            raise InvalidRequest("Images are not supported yet.", param=f"input[{idx}]")
+        texts.append(one if isinstance(one, str) else one.text)
+    return texts
+
+
+def _answer(request_id: str, answer: ModerateResponse) -> dict[str, Any]:  # Any: JSON
+    return {
+        "id": "modr-" + request_id.removeprefix("req_"),
+        "model": f"headrace-guard/{answer.model_version}".rstrip("/"),
+        "results": [_result(scores) for scores in answer.results],
+    }
+
+
+def _result(result: TextScores) -> dict[str, Any]:  # Any: JSON
+    flagged = set(result.flagged)
+    scores = {
+        name: max(result.scores.get(source, 0.0) for source in sources)
+        for name, sources in OPENAI_CATEGORIES.items()
+    }
+    hits = {name: not flagged.isdisjoint(sources) for name, sources in OPENAI_CATEGORIES.items()}
+    own = sorted(result.scores)
+    return {
+        "flagged": bool(flagged),
+        "categories": hits | {name: name in flagged for name in own},
+        "category_scores": scores | {name: result.scores[name] for name in own},
+        "category_applied_input_types": {name: ["text"] for name in OPENAI_CATEGORIES},
+    }
