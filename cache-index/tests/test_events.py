@@ -155,13 +155,54 @@ def test_a_snapshot_comes_in_parts_and_ends_the_search() -> None:
     follow(gate, 9)
 
 
-def test_a_snapshot_above_the_capacity_is_refused() -> None:
-    """A publisher cannot hold more than it said it can."""
-    gate = Gate(1, FakeClock())
+def test_of_a_snapshot_above_the_limit_the_beginning_is_taken() -> None:
+    """Parents come first and stay; a quarter is left free for what comes next."""
+    gate = Gate(8, FakeClock())
     gate.open(9, None)
-    blocks = [BlocksStored(block_hashes=block(1) + block(2), tier=CACHE_TIER_GPU)]
-    with pytest.raises(InvalidRequest, match="capacity"):
-        gate.take_snapshot(Snapshot(as_of_seq=8, blocks=blocks, last=True))
+    parts = [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10], [11]]
+    for numbers in parts:
+        hashes = b"".join(map(block, numbers))
+        blocks = [BlocksStored(block_hashes=hashes, tier=CACHE_TIER_GPU)]
+        is_last = numbers == parts[-1]
+        whole = gate.take_snapshot(Snapshot(as_of_seq=8, blocks=blocks, last=is_last))
+    assert isinstance(whole, Replacement)
+    assert whole.blocks == {CACHE_TIER_GPU: short(1, 2, 3, 4, 5, 6)}
+
+
+def test_a_snapshot_at_the_limit_is_taken_whole() -> None:
+    """Also when a block lies on two tiers."""
+    gate = Gate(3, FakeClock())
+    gate.open(9, None)
+    blocks = [
+        BlocksStored(block_hashes=block(1) + block(2), tier=CACHE_TIER_GPU),
+        BlocksStored(block_hashes=block(1), tier=CACHE_TIER_CPU),
+    ]
+    whole = gate.take_snapshot(Snapshot(as_of_seq=8, blocks=blocks, last=True))
+    assert isinstance(whole, Replacement)
+    assert whole.blocks == {CACHE_TIER_GPU: short(1, 2), CACHE_TIER_CPU: short(1)}
+
+
+def test_gap_double_and_resync_in_one_story() -> None:
+    """1, 2, 4, 4, 3, then a snapshot as of 4 and batch 5: one gap, asked for once, no loop."""
+    wire = Wire([], replay_len=0)
+    gate, asked = wire.gate, []
+    gate.open(1, None)
+    story = [
+        batch(1, stored(1)), batch(2, stored(2)), batch(4, removed(1)), batch(4, removed(1)),
+        batch(3, stored(3)),
+        Snapshot(
+            as_of_seq=4,
+            blocks=[BlocksStored(block_hashes=block(2) + block(3), tier=CACHE_TIER_GPU)],
+            last=True,
+        ),
+        batch(5, stored(4)),
+    ]  # fmt: skip
+    wire.answer = lambda reply: asked.append(reply.WhichOneof("kind"))  # type: ignore[method-assign]
+    for message in story:
+        wire.deliver(message)
+    assert wire.index.blocks(REPLICA) == {CACHE_TIER_GPU: short(2, 3, 4)}
+    assert [kind for kind in asked if kind != "acknowledged_seq"] == ["replay_from_seq"]
+    assert (gate.num_gaps, gate.mode, gate.seq) == (1, Mode.FOLLOWING, 5)
 
 
 events_strategy = st.lists(

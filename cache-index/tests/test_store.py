@@ -276,3 +276,19 @@ async def test_a_writer_ends_whenever_it_is_cancelled(store: Store, publisher: P
         done, _ = await asyncio.wait([task], timeout=2)
         assert done == {task}
         assert task.cancelled()
+
+
+async def test_all_replicas_together_are_bounded(redis: Redis) -> None:
+    """Each may hold an equal share; one that holds more, also since others came, starts over."""
+    limits = StoreLimits(lease_s=5, blocks_ttl_s=60, max_stream_len=1000, max_total_blocks=10)
+    store = Store(redis, KEYS, limits)
+    first, second = (Publisher(ReplicaKey(name, 1), "m", 100) for name in ("w1", "w2"))
+    await store.register(first)
+    assert await store.limit_blocks(first) == 10
+    assert (await store.apply(first, [add(1, *range(10))])).status is Status.APPLIED
+    await store.register(second)
+    assert await store.limit_blocks(second) == 5
+    assert (await store.apply(second, [add(1, *range(5))])).status is Status.APPLIED
+    assert await store.apply(second, [add(2, 5)]) == (Status.OVERFLOW, 2)
+    assert await store.num_blocks("m", second.replica) == 0
+    assert await store.apply(first, [Change(2)]) == (Status.OVERFLOW, 2)

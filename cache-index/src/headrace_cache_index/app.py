@@ -25,6 +25,8 @@ from headrace_contracts.cache_index.v1 import cache_index_pb2
 _log = logging.getLogger(__name__)
 DESCRIPTOR = cache_index_pb2.DESCRIPTOR.services_by_name["CacheIndex"]
 _PING_EVERY_S = 0.5
+# What Redis takes for a member of a set, measured; a growing set briefly takes more.
+_BYTES_PER_BLOCK = 100
 # Renewals per lease: two may fail before it ends.
 _RENEWALS_PER_LEASE = 6
 
@@ -46,7 +48,12 @@ class CacheIndexApp:
         metrics = CacheIndexMetrics(registry)
         self._settings = settings
         self._redis = background_client(settings.redis_url)
-        limits = StoreLimits(settings.lease_s, settings.blocks_ttl_s, settings.max_stream_entries)
+        limits = StoreLimits(
+            settings.lease_s,
+            settings.blocks_ttl_s,
+            settings.max_stream_entries,
+            settings.max_index_bytes // _BYTES_PER_BLOCK,
+        )
         self._store = Store(self._redis, keys or IndexKeys(), limits)
         self._sweeper = Sweeper(self._store, clock, metrics)
         self._metrics = metrics

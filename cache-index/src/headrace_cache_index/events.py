@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 
 from headrace_common.clock import Clock
 from headrace_common.errors import InvalidRequest
@@ -28,6 +29,8 @@ from headrace_contracts.cache_index.v1.cache_index_pb2 import (
     Snapshot,
 )
 
+# What is kept of a snapshot that is too large: the rest is room for what comes next.
+_KEPT_RATIO = 0.75
 # A publisher that leaves a request unanswered for this long is asked again, for a snapshot.
 PATIENCE_S = 2.0
 
@@ -56,6 +59,27 @@ class Replacement:
     def num_blocks(self) -> int:
         """Count the blocks of all tiers."""
         return sum(len(blocks) for blocks in self.blocks.values())
+
+
+@dataclass(slots=True)
+class _Assembly:
+    """The parts of a snapshot that have come, in order: parents before their children."""
+
+    seq: int
+    blocks: dict[tuple[Tier, bytes], None] = field(default_factory=dict)
+
+    def add(self, tier: Tier, hashes: list[bytes], limit_blocks: int) -> None:
+        # One more than the limit is enough to know that it is exceeded.
+        room = limit_blocks + 1 - len(self.blocks)
+        self.blocks.update(dict.fromkeys((tier, one) for one in hashes[: max(0, room)]))
+
+    def finish(self, limit_blocks: int) -> Replacement:
+        whole = Replacement(self.seq)
+        is_over = len(self.blocks) > limit_blocks
+        kept = int(limit_blocks * _KEPT_RATIO) if is_over else len(self.blocks)
+        for tier, one in islice(self.blocks, kept):
+            whole.blocks.setdefault(tier, set()).add(one)
+        return whole
 
 
 def fold(batch: KvEventBatch) -> Change:
@@ -120,13 +144,13 @@ class Gate:
     A batch let through is *accepted*; it counts as durable only once `applied` says so.
 
     Args:
-        capacity_blocks: a snapshot above this is refused.
+        limit_blocks: of a snapshot above this only the beginning is taken. May be changed.
         clock: for the patience with unanswered requests.
     """
 
-    def __init__(self, capacity_blocks: int, clock: Clock) -> None:
-        self._capacity_blocks, self._clock = capacity_blocks, clock
-        self._assembling: Replacement | None = None
+    def __init__(self, limit_blocks: int, clock: Clock) -> None:
+        self.limit_blocks, self._clock = limit_blocks, clock
+        self._assembling: _Assembly | None = None
         self._asked_at_s = 0.0
         self.mode = Mode.FOLLOWING
         # Last batch that is in the index, and the next one to let through.
@@ -171,23 +195,18 @@ class Gate:
         """Collect a part; return the whole once the last one is here.
 
         Raises:
-            InvalidRequest: malformed, or larger than the publisher's own capacity.
+            InvalidRequest: it is malformed.
         """
         self._asked_at_s = self._clock.now_s()
-        whole = self._assembling
-        if whole is None or whole.seq != part.as_of_seq:
-            whole = self._assembling = Replacement(part.as_of_seq)
+        assembly = self._assembling
+        if assembly is None or assembly.seq != part.as_of_seq:
+            assembly = self._assembling = _Assembly(part.as_of_seq)
         for blocks in part.blocks:
-            tier, hashes = unpack(blocks)
-            whole.blocks.setdefault(tier, set()).update(hashes)
-        if whole.num_blocks() > self._capacity_blocks:
-            raise InvalidRequest(
-                f"The snapshot exceeds the capacity of {self._capacity_blocks} blocks.",
-                param="snapshot",
-            )
+            assembly.add(*unpack(blocks), self.limit_blocks)
         if not part.last:
             return None
         self._assembling = None
+        whole = assembly.finish(self.limit_blocks)
         if whole.seq < self.seq and self.mode is not Mode.SNAPSHOT:
             # Older than what the index holds already.
             return PublishReply(acknowledged_seq=self.seq)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import TypeVar
 
 from headrace_cache_index.events import Change, Gate, Replacement
 from headrace_cache_index.metrics import CacheIndexMetrics
@@ -25,6 +26,7 @@ _MAX_INBOX = 1024
 # Batches applied in one round trip.
 _MAX_PIPELINE = 64
 _RETRY_S = 0.2
+T = TypeVar("T")
 
 
 class _Inbox:
@@ -155,6 +157,8 @@ class PublisherStream:
         return await self._recover(outcome)
 
     async def _take_snapshot(self, message: PublishMessage) -> list[PublishReply]:
+        limit = await self._until_up(lambda: self._store.limit_blocks(self.publisher))
+        self.gate.limit_blocks = limit
         taken = self.gate.take_snapshot(message.snapshot)
         if not isinstance(taken, Replacement):
             return _some(taken)
@@ -192,7 +196,7 @@ class PublisherStream:
         if outcome.status is Status.SUPERSEDED:
             raise InvalidRequest(f"{self.publisher.replica}: a newer incarnation is registered.")
 
-    async def _until_up(self, write: Callable[[], Awaitable[Outcome]]) -> Outcome:
+    async def _until_up(self, write: Callable[[], Awaitable[T]]) -> T:
         """Write, again and again while the store is down. Writes are idempotent."""
         while True:
             try:

@@ -43,6 +43,13 @@ class CacheIndexSettings(RpcServiceSettings):
         le=100_000_000,
         description="Most blocks of one replica, over all tiers, whatever it says of itself.",
     )
+    max_index_bytes: int = Field(
+        4 << 30,
+        ge=1 << 20,
+        le=1 << 44,
+        description="Most memory of Redis for the blocks of all replicas; each may hold an equal "
+        "share. Bytes.",
+    )
     engines_file: Path | None = Field(
         None,
         description="TOML file naming engines of another make whose KV events (ZMQ) are read.",

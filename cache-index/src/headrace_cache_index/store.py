@@ -34,6 +34,8 @@ class StoreLimits:
     lease_s: float
     blocks_ttl_s: float
     max_stream_len: int
+    # Of all replicas together; each may hold an equal share of it.
+    max_total_blocks: int = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Store:
         self._redis, self._keys = redis, keys
         self._lease_ms = int(limits.lease_s * 1000)
         self._ttl_ms = int(limits.blocks_ttl_s * 1000)
-        self._max_len = limits.max_stream_len
+        self._max_len, self._max_total = limits.max_stream_len, limits.max_total_blocks
         prelude = _read("prelude")
         self._register, self._apply, self._replace, self._renew, self._drop = (
             redis.register_script(prelude + _read(name))
@@ -143,6 +145,12 @@ class Store:
             rows = cast("dict[bytes, bytes]", await self._redis.hgetall(self._keys.registry))
         return {worker.decode(): RegistryEntry.decode(text) for worker, text in rows.items()}
 
+    async def limit_blocks(self, publisher: Publisher) -> int:
+        """Tell how many blocks a replica may hold: its own capacity or its share of the whole."""
+        with _translated():
+            num_replicas = await self._redis.hlen(self._keys.registry)
+        return min(publisher.capacity_blocks, self._max_total // max(1, num_replicas))
+
     async def num_blocks(self, model: str, replica: ReplicaKey) -> int:
         """Count the blocks of one replica over all tiers."""
         with _translated():
@@ -174,7 +182,7 @@ class Store:
     def _change_args(self, publisher: Publisher, change: Change) -> _Args:
         overflow = _delta(publisher, change.seq)
         overflow.cleared = True
-        args: _Args = [change.seq, self._lease_ms, self._ttl_ms, self._max_len]
+        args: _Args = [change.seq, self._lease_ms, self._ttl_ms, self._max_len, self._max_total]
         args += ["1" if change.cleared else "0", overflow.SerializeToString()]
         for tier in TIERS:
             args += [_pack(change.added.get(tier)), _pack(change.removed.get(tier))]
