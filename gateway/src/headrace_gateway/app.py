@@ -21,6 +21,7 @@ from headrace_gateway.clients.worker import WorkerSessions
 from headrace_gateway.generation import Generator
 from headrace_gateway.http_exchange import AsgiApp
 from headrace_gateway.http_server import HttpServer
+from headrace_gateway.idempotency import Idempotency
 from headrace_gateway.input_guard import InputGuard
 from headrace_gateway.intake import Intake
 from headrace_gateway.messages_api.count_tokens import CountDialect, TokenCount
@@ -43,6 +44,7 @@ from headrace_gateway.routes.health import health_router
 from headrace_gateway.routes.models import models_router
 from headrace_gateway.sent_reports import SentReports
 from headrace_gateway.settings import GatewaySettings
+from headrace_gateway.state.idempotency_records import IdempotencyRecords
 from headrace_gateway.state.store import StateStore
 from headrace_gateway.usage_events import UsageLog
 from headrace_gateway.usage_log import UsageLog as OutboxUsageLog
@@ -50,6 +52,9 @@ from headrace_gateway.visit import Dialect
 
 _log = logging.getLogger(__name__)
 _REPORTS_FLUSH_S = 1.0
+
+# After the drain, requests whose clients have left get so long to finish.
+_LAST_WORDS_S = 5.0
 
 
 class Gateway:
@@ -92,6 +97,9 @@ class Gateway:
         )
         self._state = StateStore(settings.state_location(), clock)
         self._sent_reports = SentReports(self._guard, self.metrics)
+        self._idempotency = Idempotency(
+            IdempotencyRecords(self._state, settings.idempotency_ttl_s), settings.idempotency_wait_s
+        )
         self._flow = self._build_flow(clock)
         self._kept = KeptResponses(self._state, settings.response_ttl_s)
         self._background = BackgroundResponses(self._kept, self._flow)
@@ -175,6 +183,7 @@ class Gateway:
             clock,
             self.metrics,
             self._admission.standing,
+            self._idempotency,
         )
         dialects: dict[str, Dialect] = {
             "/v1/chat/completions": OpenAiDialect(Endpoint.CHAT, parse_chat),
@@ -203,6 +212,7 @@ class Gateway:
 
     async def _close(self) -> None:
         await self._background.close()
+        await self._idempotency.close(_LAST_WORDS_S)
         await self._flow.drain()
         await cancel_and_wait(*self._tasks)
         await self._sent_reports.flush(_REPORTS_FLUSH_S)

@@ -25,10 +25,11 @@ from headrace_gateway import error_body
 from headrace_gateway.api_request import Endpoint
 from headrace_gateway.auth import KeyAuth
 from headrace_gateway.http_exchange import AsgiApp, HttpExchange, Receive, Scope, Send
+from headrace_gateway.idempotency import Idempotency
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.rate_headers import header_pairs, is_limit_header
 from headrace_gateway.request_flow import RequestFlow
-from headrace_gateway.visit import Caller, Dialect, Visit
+from headrace_gateway.visit import Caller, Dialect, Exchange, Visit, WatchedExchange
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class RouteContext:
         clock: time.
         metrics: requests are counted.
         standing: how a caller's limits stand, for answers that were not admitted.
+        idempotency: answers what is sent twice.
     """
 
     auth: KeyAuth
@@ -86,6 +88,7 @@ class RouteContext:
     clock: Clock
     metrics: GatewayMetrics
     standing: Callable[[Principal], Awaitable[Sequence[DimensionState]]]
+    idempotency: Idempotency
 
 
 class ApiRoute:
@@ -99,7 +102,7 @@ class ApiRoute:
     def __init__(self, form: ErrorForm, context: RouteContext) -> None:
         self._form, self._context = form, context
 
-    async def _work(self, caller: Caller, exchange: HttpExchange, body: bytes) -> str:
+    async def _work(self, caller: Caller, exchange: WatchedExchange, body: bytes) -> str:
         """Answer; return the outcome's name."""
         raise NotImplementedError
 
@@ -152,13 +155,16 @@ class ApiRoute:
             raise Unavailable("The server is stopping.", retry_after_s=1.0)
         try:
             body = await exchange.read_body(self._context.limits.max_body_bytes)
-            return await self._work(Caller(request_id, principal, exchange), exchange, body)
+            caller = Caller(request_id, principal, exchange)
+            if exchange.header(b"idempotency-key"):
+                return await self._context.idempotency.run(caller, exchange, body, self._work)
+            return await self._work(caller, exchange, body)
         except HeadraceError as error:
             if not any(map(is_limit_header, error.metadata)):
                 await self._add_standing(exchange, principal)
             raise
 
-    async def _add_standing(self, exchange: HttpExchange, principal: Principal) -> None:
+    async def _add_standing(self, exchange: Exchange, principal: Principal) -> None:
         """Let the answer tell of limits, if it does not yet and somebody reads it."""
         is_told = any(is_limit_header(name.decode()) for name, _ in exchange.headers)
         if is_told or exchange.has_begun or exchange.client_is_gone:
@@ -201,7 +207,7 @@ class HotRoute(ApiRoute):
         super().__init__(dialect, context)
         self._dialect, self._flow = dialect, flow
 
-    async def _work(self, caller: Caller, exchange: HttpExchange, body: bytes) -> str:
+    async def _work(self, caller: Caller, exchange: WatchedExchange, body: bytes) -> str:
         started_s = self._context.clock.now_s()
         reading = await self._dialect.read(body, caller)
         visit = Visit(
@@ -233,7 +239,7 @@ class CallRoute(ApiRoute):
         super().__init__(form, context)
         self._call = call
 
-    async def _work(self, caller: Caller, exchange: HttpExchange, body: bytes) -> str:
+    async def _work(self, caller: Caller, exchange: WatchedExchange, body: bytes) -> str:
         async def answer() -> None:
             answer = await self._call(caller, body)
             await self._add_standing(exchange, caller.principal)
@@ -255,7 +261,7 @@ class GatewayApp:
         await app(scope, receive, send)
 
 
-async def while_connected(exchange: HttpExchange, work: Coroutine[None, None, None]) -> None:
+async def while_connected(exchange: WatchedExchange, work: Coroutine[None, None, None]) -> None:
     """Run *work*; cancel it at once when the client leaves.
 
     Raises:

@@ -42,6 +42,23 @@ class UnsupportedEncoding(InvalidRequest):
     public_code = "unsupported_media_type"
 
 
+class IdempotencyConflict(InvalidRequest):
+    """An idempotency key was used with another body."""
+
+    reason = "IDEMPOTENCY_CONFLICT"
+    http_status = 409
+    public_code = "idempotency_key_reused"
+
+
+class RequestInProgress(InvalidRequest):
+    """The request with the same idempotency key is not over yet."""
+
+    reason = "REQUEST_IN_PROGRESS"
+    http_status = 409
+    retryable = True
+    public_code = "request_in_progress"
+
+
 class UnknownUrl(NotFound):
     """No such route."""
 

@@ -51,6 +51,12 @@ class HttpExchange:
         self.num_events = 0
 
     @property
+    def path(self) -> str:
+        """The request's path."""
+        path: str = self._scope["path"]
+        return path
+
+    @property
     def request_headers(self) -> list[tuple[bytes, bytes]]:
         """The request's headers, names in lower case."""
         headers: list[tuple[bytes, bytes]] = self._scope["headers"]

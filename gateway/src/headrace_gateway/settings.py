@@ -51,6 +51,18 @@ class GatewaySettings(RpcServiceSettings):
         le=366 * 86_400,
         description="Stored responses are kept so long. Seconds.",
     )
+    idempotency_ttl_s: int = Field(
+        86_400,
+        ge=1,
+        le=30 * 86_400,
+        description="An answer is repeated for its Idempotency-Key so long. Seconds.",
+    )
+    idempotency_wait_s: float = Field(
+        30.0,
+        ge=0,
+        le=3600,
+        description="A repetition waits so long for the first request to end. Seconds.",
+    )
     max_body_bytes: int = Field(
         10 * 2**20, ge=1024, le=256 * 2**20, description="Largest request body. Bytes."
     )

@@ -45,6 +45,14 @@ class Exchange(Protocol):
         ...
 
 
+class WatchedExchange(Exchange, Protocol):
+    """An exchange that tells when its client leaves."""
+
+    async def wait_gone(self) -> None:
+        """Return once the client has left."""
+        ...
+
+
 @dataclass(slots=True)
 class Visit:
     """One request at the gateway, from the moment its body was read."""
