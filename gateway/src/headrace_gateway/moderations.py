@@ -78,7 +78,7 @@ class ModerationForm:
         """Return the JSON of an error."""
         return error_body.render(error, request_id)
 
-    def error_event(self, body: bytes) -> bytes:
+    def error_event(self, body: bytes, num_events: int) -> bytes:
         """Nothing is ever streamed here."""
         return b""
 
