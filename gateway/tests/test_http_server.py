@@ -10,6 +10,7 @@ import pytest
 from headrace_gateway import http_server
 from headrace_gateway.http_exchange import Receive, Scope, Send
 from headrace_gateway.http_server import HttpServer
+from headrace_testing.waiting import eventually
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -62,3 +63,55 @@ async def test_head_is_bounded(port: int) -> None:
     """Nobody is authenticated yet."""
     answer = await what_comes(port, b"GET / HTTP/1.1\r\nx: " + b"a" * 1_000_000)
     assert answer.startswith(b"HTTP/1.1 431 ") or answer == b""
+
+
+async def echo_app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with the method, path and body that came."""
+    body = b""
+    while True:
+        message = await receive()
+        body += message["body"]
+        if not message["more_body"]:
+            break
+    said = b"%s %s %s" % (scope["method"].encode(), scope["path"].encode(), body)
+    headers = [(b"content-length", b"%d" % len(said))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": said})
+
+
+OFFER = (
+    b"POST /%d HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+    b"HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
+)
+SIZED = b"Content-Length: 5\r\n\r\nhello"
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"
+PLAIN = b"GET /last HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
+@pytest.fixture
+async def echo_port() -> AsyncIterator[int]:
+    """A server that echoes."""
+    server = HttpServer(echo_app, "127.0.0.1:0", 1.0)
+    serving = asyncio.create_task(server.serve())
+    await eventually(lambda: server._server.started, within_s=5)
+    yield server.port
+    server.stop()
+    await serving
+
+
+@pytest.mark.parametrize("body", [SIZED, CHUNKED])
+@pytest.mark.parametrize("cut", [0, 20, 180, -3])
+async def test_an_offer_to_change_protocols_costs_no_body(
+    echo_port: int, body: bytes, cut: int
+) -> None:
+    """As Java's client sends it: answered as HTTP/1.1, also pipelined and in pieces."""
+    sent = OFFER % 1 + body + OFFER % 2 + body + PLAIN
+    reader, writer = await asyncio.open_connection("127.0.0.1", echo_port)
+    writer.write(sent[:cut])
+    await asyncio.sleep(0.02)
+    writer.write(sent[cut:])
+    async with asyncio.timeout(5.0):
+        received = await reader.read()
+    writer.close()
+    said = [part.split(b"HTTP/1.1")[0] for part in received.split(b"\r\n\r\n")[1:]]
+    assert said == [b"POST /1 hello", b"POST /2 hello", b"GET /last "]

@@ -139,6 +139,8 @@ class ApiRequest:
     tools: ToolUse | None = None
     # What the whole text must be; the calls in it are added for the model. None = anything.
     constraint: OutputConstraint | None = None
+    # The public field that it came from.
+    constraint_path: str = "response_format"
     # Completions: one or more. Chat: empty.
     prompts: list[Prompt] = field(default_factory=list)
     # Everything that the guard must see, texts only; prompts of ids are added once decoded.

@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -34,13 +35,17 @@ _SEND_BUFFER_BYTES = 256 * 1024
 class _Protocol(HttpToolsProtocol):
     """Bounds a request's head in time and size; offers to cut the connection at once.
 
-    uvicorn bounds neither with httptools.
+    uvicorn bounds neither with httptools. At an offer to change protocols (`Upgrade: h2c`, as Java's
+    client makes with its first request) the parser ends the request behind its head; here the
+    offer is passed over, as HTTP allows, and a parser that saw no offer reads the body.
     """
 
     head_s = _HEAD_S
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _is_in_head = False
+    # The head that the parser reads next was read before.
+    _skips_head = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -51,26 +56,60 @@ class _Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._pass_over_upgrade(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+            return
         if self._is_in_head:
             self._head_bytes += len(data)
             if self._head_bytes > _MAX_HEAD_BYTES:
                 self._refuse_head()
 
     def on_message_begin(self) -> None:
+        if self._skips_head:
+            return
         super().on_message_begin()
         self._is_in_head, self._head_bytes = True, 0
         self.scope["extensions"] = {ABORT_EXTENSION: {"cut": self.transport.abort}}
 
+    def on_url(self, url: bytes) -> None:
+        if not self._skips_head:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._skips_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
+        if self._skips_head:
+            self._skips_head = False
+            return
         self._is_in_head = False
         self._stop_timer()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.cycle.response_complete:
             self._expect_head()
+
+    def _pass_over_upgrade(self, rest: bytes) -> None:
+        lengths = [
+            b"%s: %s\r\n" % (name, value)
+            for name, value in self.headers
+            if name in (b"content-length", b"transfer-encoding")
+        ]
+        self.parser = httptools.HttpRequestParser(self)
+        self._skips_head = True
+        self.data_received(b"".join((b"POST / HTTP/1.1\r\n", *lengths, b"\r\n", rest)))
 
     def _expect_head(self) -> None:
         self._stop_timer()

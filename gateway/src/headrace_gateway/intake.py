@@ -8,26 +8,18 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import orjson
-
 from headrace_common import blocks
 from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.guard.v1 import guard_pb2
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
 from headrace_contracts.router.v1.router_pb2 import PickRequest
-from headrace_contracts.worker.v1.worker_pb2 import (
-    CallableFunction,
-    GenerateRequest,
-    OutputConstraint,
-    Stopping,
-    ToolCallRules,
-)
-from headrace_gateway.api_request import ApiRequest, Prompt, ToolMode
+from headrace_contracts.worker.v1.worker_pb2 import GenerateRequest, Stopping
+from headrace_gateway.api_request import ApiRequest, Prompt
+from headrace_gateway.constraints import output_constraint
 from headrace_gateway.generation import Job
 from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.prompt import LONG_CHARS, PromptEncoder
 from headrace_gateway.prompt_sizes import check_ids, default_max_tokens, output_bound
-from headrace_gateway.tool_prompt import CALL_BEGIN, CALL_END
 
 # One encodes the next while another renders; more would only take cores from the loop.
 _NUM_THREADS = 2
@@ -180,33 +172,6 @@ def _generate(
         logprobs=request.logprobs,
         constraint=output_constraint(request),
     )
-
-
-def output_constraint(request: ApiRequest) -> OutputConstraint | None:
-    """Return what a worker must hold the answer to; None = nothing."""
-    tools = request.tools
-    if tools is None or not tools.is_offered:
-        return request.constraint
-    whole = OutputConstraint()
-    if request.constraint is not None:
-        whole.CopyFrom(request.constraint)
-    whole.tool_calls.CopyFrom(
-        ToolCallRules(
-            functions=[
-                CallableFunction(
-                    name=function["name"],
-                    arguments_schema=orjson.dumps(function["parameters"]).decode(),
-                    lenient=not function.get("strict"),
-                )
-                for function in tools.callable_functions()
-            ],
-            required=tools.mode is ToolMode.REQUIRED,
-            max_calls=0 if tools.is_parallel else 1,
-            begin=CALL_BEGIN,
-            end=CALL_END,
-        )
-    )
-    return whole
 
 
 def _all_ids(request: ApiRequest, encoder: PromptEncoder) -> list[list[int]]:

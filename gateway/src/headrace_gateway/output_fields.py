@@ -35,6 +35,7 @@ def add_constraint(request: ApiRequest, asked: CommonBody) -> None:
                 "Give response_format or structured_outputs, not both.", param="structured_outputs"
             )
         wanted = _from_structured(request, asked.structured_outputs)
+        request.constraint_path = "structured_outputs"
     request.constraint = wanted
 
 

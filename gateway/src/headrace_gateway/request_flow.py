@@ -22,7 +22,13 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from headrace_common.clock import Clock, unix_us
-from headrace_common.errors import ClientGone, Deadline, HeadraceError, Unavailable
+from headrace_common.errors import (
+    ClientGone,
+    Deadline,
+    HeadraceError,
+    InvalidRequest,
+    Unavailable,
+)
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.telemetry import span
 from headrace_contracts.guard.v1.guard_pb2 import SentReport
@@ -31,6 +37,7 @@ from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway.admission import Admission, Lease
 from headrace_gateway.answer import Answer, Sink, total_usage
 from headrace_gateway.auth import check_model_allowed
+from headrace_gateway.constraints import for_client
 from headrace_gateway.generation import Generator, Job
 from headrace_gateway.guard_parts import complete_guard_parts
 from headrace_gateway.input_guard import InputGuard
@@ -260,6 +267,8 @@ class RequestFlow:
                 await visit.answer.run(deadline_s)
         except TimeoutError as error:
             raise Deadline("The request took too long.") from error
+        except InvalidRequest as error:
+            raise for_client(error, visit.request) from error
 
     @contextlib.asynccontextmanager
     async def _kept_alive(self, visit: Visit, sink: Sink) -> AsyncIterator[None]:
