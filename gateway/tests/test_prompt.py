@@ -154,3 +154,21 @@ def test_templates_are_sandboxed() -> None:
     ):
         with pytest.raises(InvalidRequest):
             ChatTemplate(source, {}).render(user("x"))
+
+
+def test_control_tokens_added_as_ordinary_ones_stay_text_too() -> None:
+    """Qwen's kind: not marked as special, but spelled by the template; others are words."""
+    tokenizer = Tokenizer.from_str(bt.tokenizer_json().decode())
+    tokenizer.add_tokens(
+        [
+            AddedToken("<think>", special=False, normalized=True),
+            AddedToken("<|quiet|>", special=False),
+            AddedToken("  ", special=False),
+        ]
+    )
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
+    made = PromptEncoder(ModelCard(chat_template=template), tokenizer.to_str().encode())
+    think, blanks = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("  ")
+    ids = made.encode_chat(user("a<think>  <|quiet|>"))
+    assert ids == [*b"a<think>", blanks, *b"<|quiet|>", think]
+    assert made.encode_text("<think>") == list(b"<think>")

@@ -35,8 +35,8 @@ _SEND_BUFFER_BYTES = 256 * 1024
 class _Protocol(HttpToolsProtocol):
     """Bounds a request's head in time and size; offers to cut the connection at once.
 
-    uvicorn bounds neither with httptools. At an offer to change protocols (`Upgrade: h2c`, as Java's
-    client makes with its first request) the parser ends the request behind its head; here the
+    uvicorn bounds neither with httptools. At an offer to change protocols (`Upgrade: h2c`, made by
+    Java's client with its first request) the parser ends the request behind its head; here the
     offer is passed over, as HTTP allows, and a parser that saw no offer reads the body.
     """
 

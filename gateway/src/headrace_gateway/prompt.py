@@ -6,6 +6,10 @@ behind anything at a string's end that could begin one. After rendering, every i
 from the template. The text is cut there, the mark removed, and each plain piece encoded with
 control tokens off. Messages without such spellings, the normal case, are encoded in one go.
 
+Which tokens are control tokens a tokenizer says only in part: Qwen's `<think>` and `<tool_call>`
+are added as ordinary ones. Here every added token is one that is special, spelled `<|...|>`, or
+spelled in the model's own template.
+
 Templates run in Jinja's immutable sandbox with the options and helpers of `transformers`
 (huggingface/transformers, utils/chat_template_utils.py).
 """
@@ -89,7 +93,7 @@ class PromptEncoder:
     """
 
     def __init__(self, card: ModelCard, tokenizer_json: bytes) -> None:
-        text = tokenizer_json.decode()
+        text = _with_control_tokens(tokenizer_json, card.chat_template)
         self._whole = Tokenizer.from_str(text)
         self._plain = Tokenizer.from_str(text)
         self._plain.encode_special_tokens = True
@@ -179,6 +183,18 @@ class PromptEncoder:
         if not piece:
             return []
         return _ids(self._plain, piece)
+
+
+def _with_control_tokens(tokenizer_json: bytes, template: str) -> str:
+    """Mark every control token as special, and let none of them match a normalised text."""
+    spec = json.loads(tokenizer_json)
+    for token in spec.get("added_tokens", ()):
+        spelling = token["content"]
+        is_quoted = spelling.startswith(("<", "[")) and spelling.endswith((">", "]"))
+        looks_so = spelling.startswith("<|") and spelling.endswith("|>")
+        if token["special"] or looks_so or (is_quoted and spelling in template):
+            token["special"], token["normalized"] = True, False
+    return json.dumps(spec, ensure_ascii=False)
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
