@@ -107,3 +107,10 @@ def test_the_public_listener_is_where_the_operator_wants_it() -> None:
     """``--host`` and ``--port`` are the gateway's."""
     specs = plan(host="0.0.0.0", port=9999)
     assert specs["gateway"].environment["HEADRACE_GATEWAY_LISTEN"] == "0.0.0.0:9999"
+
+
+def test_what_waits_for_a_worker_gets_its_time_to_start() -> None:
+    """The router is ready once some worker is: a slow model must not fail it."""
+    specs = plan()
+    slow = {name for name, spec in specs.items() if spec.start_timeout_s > 60}
+    assert slow == {"router", "gateway"} | {name for name in specs if name.startswith("worker")}

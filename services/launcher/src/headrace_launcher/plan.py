@@ -12,6 +12,8 @@ from headrace_launcher.fleet_view import Role
 
 _SERVICE_START_S = 60.0
 _WORKER_START_S = 600.0  # a big model, a cold disk
+# Services that are ready only once some worker is.
+_AFTER_WORKERS = ("router", "gateway")
 _STORE_STOP_S = 10.0
 _STOP_MARGIN_S = 5.0
 
@@ -172,6 +174,7 @@ class _Planner:
             environment={prefix + key: value for key, value in own.items()},
             defaults=self._common_defaults(prefix),
             stop_grace_s=self._options.drain_grace_s + _STOP_MARGIN_S,
+            start_timeout_s=_WORKER_START_S if name in _AFTER_WORKERS else _SERVICE_START_S,
         )
 
     def _wiring(self, name: str) -> dict[str, str]:
