@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from google.protobuf.message import DecodeError
+
 from headrace_contracts.guard.v1 import guard_pb2 as pb
 from headrace_guard.audit_chain import problems, root, seal
 
@@ -88,6 +90,12 @@ class AuditJournal:
 
     def verify(self) -> tuple[int, list[str]]:
         """Recount the chain; return how many records there are and what is wrong."""
+        try:
+            return self._verify()
+        except (DecodeError, sqlite3.Error) as error:
+            return 0, [f"a record cannot be read: {error}"]
+
+    def _verify(self) -> tuple[int, list[str]]:
         first = next(self._all(1), None)
         if first is None:
             return 0, []
