@@ -23,6 +23,10 @@ class Deadline:
         self.budget_s = budget_s if time_left_s is None else min(budget_s, time_left_s)
         self._at_s = clock.now_s() + self.budget_s
 
+    def left_s(self) -> float:
+        """Return what is left; 0 if the time is over."""
+        return max(0.0, self._at_s - self._clock.now_s())
+
     def check(self) -> None:
         """Go on, or stop here.
 

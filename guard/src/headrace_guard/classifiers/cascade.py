@@ -1,0 +1,271 @@
+"""The trained classifiers as one: cheap linear heads on every text, an embedding where those doubt.
+
+::
+
+    linear logit < band ------------------------------> low score, done (most texts)
+                 >= band --> embedding of at most three windows --> sum of both logits
+                                   score between two thresholds and a judge --> its word decides
+
+Without the embedding model the linear logit is scored on a scale and thresholds of its own; the
+version says so. A stage that was due and gave nothing is `Judged.missed`, never a low score.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace_guard.classifiers.artefact import Artefact, HeadModel
+from headrace_guard.classifiers.base import Match
+from headrace_guard.classifiers.cuts import Reading, read
+from headrace_guard.classifiers.embedding import Embeds
+from headrace_guard.classifiers.heads import HARM, INDIRECT, INJECTION, TOXICITY, Peak
+from headrace_guard.classifiers.judge import Judge, JudgeFailedError
+from headrace_guard.classifiers.ngrams import features
+from headrace_guard.classifiers.text_model import (
+    CATEGORIES,
+    HARMS,
+    OFF_TOPIC,
+    Asked,
+    Judged,
+    Point,
+    Trust,
+)
+from headrace_guard.classifiers.topic import TopicVectors, off_topic_logit
+from headrace_guard.cpu_pool import CpuPool, OverloadedError
+from headrace_guard.deadline import Deadline
+from headrace_guard.normalise import Window
+from headrace_guard.verdict import Reason
+
+T = TypeVar("T")
+MAX_WINDOWS = 3
+# Longer texts are scored on a thread.
+INLINE_CHARS = 4096
+# Shorter texts ("yes", "and then?") say nothing about a topic.
+MIN_TOPIC_WORDS = 3
+_MAX_TOPICS = 64
+Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A head's highest window and where it stands."""
+
+    head: str
+    peak: Peak
+    reading: Reading
+
+    @property
+    def text(self) -> str:
+        return self.reading.text[self.peak.begin : self.peak.end]
+
+
+@dataclass(slots=True)
+class _Scored:
+    """What a head says of a text in the end."""
+
+    seen: _Seen
+    probability: float
+    vector: Vector | None
+    stage: str
+    thresholds: Mapping[Point, float]
+
+
+class CascadeModels:
+    """All trained classifiers.
+
+    Args:
+        artefact: what was trained.
+        embedder: the embedding model; None = not installed.
+        threads: where long texts are scored.
+        embed_thread: one thread, where embeddings are made.
+        judge: whom to ask where a policy wants that; None = nobody.
+    """
+
+    def __init__(
+        self,
+        artefact: Artefact,
+        embedder: Embeds | None,
+        threads: CpuPool,
+        embed_thread: CpuPool,
+        judge: Judge | None = None,
+    ) -> None:
+        self._artefact, self._embedder, self._judge = artefact, embedder, judge
+        self._threads, self._embed_thread = threads, embed_thread
+        stages = "linear" if embedder is None else "linear+minilm"
+        self.version = f"{artefact.version}/{stages}" + (f"+{judge.name}" if judge else "")
+        if embedder is not None:
+            self._topics = TopicVectors(embedder.embed, _MAX_TOPICS)
+
+    @property
+    def categories(self) -> frozenset[str]:
+        """What can be found."""
+        return CATEGORIES - ({OFF_TOPIC} if self._embedder is None else frozenset())
+
+    async def judge(self, window: Window, trust: Trust, asked: Asked, deadline: Deadline) -> Judged:
+        """Judge one text with every stage that it needs."""
+        try:
+            async with asyncio.timeout(deadline.left_s()):
+                return await self._judge_stages(window.text, trust, asked)
+        except OverloadedError:
+            return Judged(missed=Reason.OVERLOADED)
+        except TimeoutError:
+            return Judged(missed=Reason.OUT_OF_TIME)
+
+    def judge_now(self, window: Window, trust: Trust, asked: Asked) -> list[Match]:
+        """Judge a text with the linear heads alone, on their own thresholds."""
+        seen = self._look(window.text, _heads(trust, asked))
+        return self._matches([self._linear(one) for one in seen], asked)
+
+    async def _judge_stages(self, text: str, trust: Trust, asked: Asked) -> Judged:
+        heads = _heads(trust, asked)
+        seen = await self._run(text, lambda: self._look(text, heads)) if heads else []
+        has_topic = OFF_TOPIC in asked.points and asked.topic is not None and trust is Trust.USER
+        missed = Reason.MODEL_MISSING if has_topic and self._embedder is None else None
+        vectors: dict[str, Vector] = {}
+        doubts = self._doubts(seen)
+        if self._embedder is not None and (doubts or has_topic):
+            texts = list(dict.fromkeys(one.text for one in doubts))
+            is_topical = has_topic and len(text.split()) >= MIN_TOPIC_WORDS
+            vectors, off_topic = await self._embed_thread.run(
+                lambda: self._embed(texts, text if is_topical else None, asked)
+            )
+        else:
+            off_topic = None
+        scored = [self._score(one, vectors) for one in seen]
+        if asked.uses_judge:
+            missed = await self._ask_judge(scored, text) or missed
+        matches = self._matches(scored, asked)
+        if off_topic is not None:
+            matches += self._off_topic(off_topic, len(text), asked)
+        return Judged(matches, missed)
+
+    async def _run(self, text: str, work: Callable[[], T]) -> T:
+        return work() if len(text) <= INLINE_CHARS else await self._threads.run(work)
+
+    def _look(self, text: str, heads: frozenset[str]) -> list[_Seen]:
+        reading = read(text)
+        peaks = self._artefact.linear.peaks(reading.text, heads)
+        return [_Seen(head, peak, reading) for head, peak in peaks.items()]
+
+    def _doubts(self, seen: list[_Seen]) -> list[_Seen]:
+        """Return what the embedding stage should look at, most suspicious first."""
+        over = {one.head: one.peak.logit - self._artefact.heads[one.head].band_from for one in seen}
+        doubts = [one for one in seen if over[one.head] >= 0]
+        return sorted(doubts, key=lambda one: -over[one.head])[:MAX_WINDOWS]
+
+    def _embed(
+        self, texts: list[str], whole: str | None, asked: Asked
+    ) -> tuple[dict[str, Vector], float | None]:
+        assert self._embedder is not None  # noqa: S101 - for the type checker; the caller looked
+        vectors = dict(zip(texts, self._embedder.embed(texts), strict=True))
+        if whole is None or asked.topic is None:
+            return vectors, None
+        vector = self._embedder.embed([whole])[0]
+        examples = self._topics.get(asked.topic)
+        return vectors, off_topic_logit(vector, examples, self._artefact.background)
+
+    def _score(self, seen: _Seen, vectors: Mapping[str, Vector]) -> _Scored:
+        if self._embedder is None:
+            return self._linear(seen)
+        model = self._artefact.heads[seen.head]
+        vector = vectors.get(seen.text) if seen.peak.logit >= model.band_from else None
+        if vector is None:
+            return _Scored(seen, _below_band(model, seen), None, "linear", model.cascade.thresholds)
+        logit = model.linear_share * seen.peak.logit + model.embedding_logit(vector)
+        probability = model.cascade.probability(logit)
+        return _Scored(seen, probability, vector, "cascade", model.cascade.thresholds)
+
+    def _linear(self, seen: _Seen) -> _Scored:
+        scale = self._artefact.heads[seen.head].linear
+        return _Scored(seen, scale.probability(seen.peak.logit), None, "linear", scale.thresholds)
+
+    async def _ask_judge(self, scored: list[_Scored], text: str) -> Reason | None:
+        doubts = [
+            one
+            for one in scored
+            if one.thresholds[Point.STRICT] <= one.probability < one.thresholds[Point.LENIENT]
+        ]
+        if not doubts:
+            return None
+        if self._judge is None:
+            return Reason.MODEL_MISSING
+        try:
+            found = await self._judge.ask(text, frozenset(one.seen.head for one in doubts))
+        except JudgeFailedError:
+            return Reason.JUDGE_FAILED
+        for one in doubts:
+            one.probability, one.stage = found[one.seen.head], "judge"
+        return None
+
+    def _matches(self, scored: list[_Scored], asked: Asked) -> list[Match]:
+        matches: dict[str, Match] = {}
+        for one in scored:
+            for category, share in self._categories(one):
+                point = asked.points.get(category)
+                if point is None:
+                    continue
+                score = one.probability * share
+                is_hit = point is Point.ALL or score >= one.thresholds[point]
+                if is_hit and (category not in matches or score > matches[category].score):
+                    matches[category] = self._match(one, category, score)
+        return sorted(matches.values())
+
+    def _match(self, scored: _Scored, category: str, score: float) -> Match:
+        seen = scored.seen
+        start, end = seen.reading.span(seen.peak.begin, seen.peak.end)
+        detector = f"{scored.stage}.{seen.head}/{self.version}"
+        return Match(start, end, category, detector, score, start)
+
+    def _categories(self, scored: _Scored) -> list[tuple[str, float]]:
+        head = scored.seen.head
+        if head == TOXICITY:
+            return [(TOXICITY, 1.0)]
+        if head in (INJECTION, INDIRECT):
+            return [(INJECTION, 1.0)]
+        shares = self._hazard_shares(scored)
+        return [(f"harm.{hazard}", share) for hazard, share in shares.items()]
+
+    def _hazard_shares(self, scored: _Scored) -> dict[str, float]:
+        """Return how much each hazard is meant, the most likely one as 1."""
+        artefact = self._artefact
+        if scored.vector is not None:
+            logits = artefact.hazard_vectors @ scored.vector + artefact.hazard_biases[1]
+        else:
+            found = features(scored.seen.text).buckets % len(artefact.hazard_words)
+            gained = artefact.hazard_words[found].sum(axis=0)
+            logits = gained / np.sqrt(max(len(found), 1)) + artefact.hazard_biases[0]
+        shares = np.exp(logits - logits.max())
+        return dict(zip(artefact.hazards, shares.tolist(), strict=True))
+
+    def _off_topic(self, logit: float, num_chars: int, asked: Asked) -> list[Match]:
+        scale = self._artefact.topic_scale
+        score, point = scale.probability(logit), asked.points[OFF_TOPIC]
+        if point is not Point.ALL and score < scale.thresholds[point]:
+            return []
+        return [Match(0, num_chars, OFF_TOPIC, f"embedding.topic/{self.version}", score, 0)]
+
+
+def _heads(trust: Trust, asked: Asked) -> frozenset[str]:
+    heads: set[str] = set()
+    if INJECTION in asked.points and trust is not Trust.OWNER:
+        heads.add(INJECTION)
+        if trust is Trust.UNTRUSTED:
+            heads.add(INDIRECT)
+    if any(category in asked.points for category in HARMS):
+        heads.add(HARM)
+    if TOXICITY in asked.points:
+        heads.add(TOXICITY)
+    return frozenset(heads)
+
+
+def _below_band(model: HeadModel, seen: _Seen) -> float:
+    # Texts that the embedding never saw stay below every hit, in the order of their linear scores.
+    logit = min(seen.peak.logit, model.band_from)
+    edge = max(model.linear.probability(model.band_from), 1e-9)
+    return 0.5 * model.cascade.thresholds[Point.STRICT] * model.linear.probability(logit) / edge

@@ -1,0 +1,238 @@
+"""The cascade: cheap stage on everything, the embedding in doubt, the judge between thresholds."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from prometheus_client import Gauge
+
+from headrace_common.clock import SystemClock
+from headrace_guard.classifiers.artefact import Artefact, ArtefactError, HeadModel, Scale, load
+from headrace_guard.classifiers.cascade import CascadeModels
+from headrace_guard.classifiers.embedding import NUM_DIMENSIONS, Embeds
+from headrace_guard.classifiers.heads import HARM, HEADS, INDIRECT, INJECTION, LinearHeads
+from headrace_guard.classifiers.judge import Judge, JudgeFailedError
+from headrace_guard.classifiers.ngrams import NUM_BUCKETS, features
+from headrace_guard.classifiers.text_model import Asked, Point, Topic, Trust
+from headrace_guard.classifiers.topic import TopicVectors, off_topic_logit
+from headrace_guard.cpu_pool import CpuPool
+from headrace_guard.deadline import Deadline
+from headrace_guard.normalise import Window
+from headrace_guard.verdict import Reason
+
+_POINTS = {Point.STRICT: 0.3, Point.BALANCED: 0.6, Point.LENIENT: 0.9, Point.ALL: 0.0}
+_SCALE = Scale(1.0, 0.0, _POINTS)
+_WORDS = {INJECTION: "override", INDIRECT: "assistant", HARM: "poison"}
+_ALL = Asked({"injection": Point.ALL, "toxicity": Point.ALL, "harm.S1": Point.ALL})
+_BALANCED = Asked({"injection": Point.BALANCED, "harm.S1": Point.BALANCED})
+
+
+class _Embedder:
+    """Points along the first axis for texts with "surely", against it for all others."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        self.seen += texts
+        vectors = np.zeros((len(texts), NUM_DIMENSIONS), np.float32)
+        for row, text in enumerate(texts):
+            vectors[row, 0] = 1.0 if "surely" in text else -1.0
+        return vectors
+
+
+class _Judge:
+    name = "judge:test"
+
+    def __init__(self, answer: float | None) -> None:
+        self.answer, self.num_asked = answer, 0
+
+    async def ask(self, text: str, heads: frozenset[str]) -> Mapping[str, float]:
+        del text
+        self.num_asked += 1
+        if self.answer is None:
+            raise JudgeFailedError
+        return dict.fromkeys(heads, self.answer)
+
+
+def _artefact() -> Artefact:
+    weights = np.zeros((NUM_BUCKETS, len(HEADS)), np.float32)
+    for column, head in enumerate(HEADS):
+        if head in _WORDS:
+            weights[features(_WORDS[head]).buckets, column] = 1.0
+    axis = np.zeros(NUM_DIMENSIONS, np.float32)
+    axis[0] = 6.0
+    models = {head: HeadModel(_SCALE, _SCALE, -2.0, axis, 0.0, 1.0) for head in HEADS}
+    hazard_words = np.zeros((64, 14), np.float32)
+    return Artefact(
+        version="test",
+        heads=models,
+        linear=LinearHeads(weights, np.full(len(HEADS), -4.0, np.float32), HEADS),
+        hazards=tuple(f"S{number}" for number in range(1, 15)),
+        hazard_words=hazard_words,
+        hazard_vectors=np.zeros((14, NUM_DIMENSIONS), np.float32),
+        hazard_biases=np.array([[5.0] + [0.0] * 13] * 2, np.float32),
+        background=np.zeros((0, NUM_DIMENSIONS), np.float32),
+        topic_scale=Scale(4.0, 0.0, _POINTS),
+    )
+
+
+def _models(embedder: Embeds | None = None, judge: Judge | None = None) -> CascadeModels:
+    pool = CpuPool(1, 4, Gauge("waiting", "For tests.", registry=None))
+    return CascadeModels(_artefact(), embedder, pool, pool, judge)
+
+
+def _deadline() -> Deadline:
+    return Deadline(SystemClock(), 5.0)
+
+
+async def _scores(models: CascadeModels, text: str, asked: Asked = _ALL) -> dict[str, float]:
+    judged = await models.judge(Window(text), Trust.USER, asked, _deadline())
+    return {match.category: match.score for match in judged.matches}
+
+
+async def test_the_embedding_is_asked_only_in_doubt() -> None:
+    """Most texts cost the linear stage alone."""
+    embedder = _Embedder()
+    models = _models(embedder)
+    await _scores(models, "an ordinary sentence about bread")
+    assert embedder.seen == []
+    await _scores(models, "override override")
+    assert embedder.seen != []
+
+
+async def test_the_embedding_confirms_or_clears() -> None:
+    """The sum of both logits decides."""
+    models = _models(_Embedder())
+    confirmed = await _scores(models, "surely override override", _BALANCED)
+    cleared = await _scores(models, "override override", _BALANCED)
+    assert confirmed.keys() == {"injection"}
+    assert cleared == {}
+
+
+async def test_texts_below_the_band_never_reach_a_threshold() -> None:
+    """What the embedding did not see is below every operating point."""
+    scores = await _scores(_models(_Embedder()), "an ordinary sentence about bread")
+    assert max(scores.values()) < _POINTS[Point.STRICT]
+
+
+async def test_without_the_embedding_the_linear_stage_decides() -> None:
+    """Its scores stand, and the version says which stages there are."""
+    models = _models()
+    assert (await _scores(models, "override override", _BALANCED)).keys() == {"injection"}
+    assert models.version.endswith("/linear")
+    assert _models(_Embedder()).version != models.version
+
+
+async def test_instructions_in_documents_count_only_there() -> None:
+    """What is harmless from a user is an injection in a tool result, and never in owner's text."""
+    models = _models()
+    found = {
+        trust: (await models.judge(Window("assistant assistant"), trust, _BALANCED, _deadline()))
+        for trust in Trust
+    }
+    assert [m.category for m in found[Trust.UNTRUSTED].matches] == ["injection"]
+    assert found[Trust.USER].matches == found[Trust.OWNER].matches == []
+
+
+async def test_the_span_is_the_window_that_scored() -> None:
+    """A hit in a long text says where."""
+    text = "bread and butter. " * 100 + "override " * 12 + "bread and butter. " * 100
+    judged = await _models().judge(Window(text), Trust.USER, _BALANCED, _deadline())
+    match = judged.matches[0]
+    assert match.start <= text.index("override") < match.end
+    assert match.end - match.start < len(text) / 2
+
+
+async def test_a_harm_has_its_hazard() -> None:
+    """The most likely hazard has the whole score; a policy that does not name it gets no hit."""
+    models = _models()
+    assert (await _scores(models, "poison poison", _BALANCED)).keys() == {"harm.S1"}
+    other = Asked({"harm.S9": Point.BALANCED})
+    assert await _scores(models, "poison poison", other) == {}
+
+
+@pytest.mark.parametrize(("answer", "is_hit"), [(0.99, True), (0.01, False)])
+async def test_the_judge_decides_between_the_thresholds(answer: float, is_hit: bool) -> None:
+    """Only what lies between strict and lenient goes to it."""
+    judge = _Judge(answer)
+    asked = Asked({"injection": Point.BALANCED}, uses_judge=True)
+    models = _models(None, judge)
+    await _scores(models, "an ordinary sentence about bread", asked)
+    assert judge.num_asked == 0
+    text = "override override bread"
+    logit = models._artefact.linear.peaks(text, frozenset({INJECTION}))[INJECTION].logit
+    assert _POINTS[Point.STRICT] <= _SCALE.probability(logit) < _POINTS[Point.LENIENT]
+    assert ("injection" in await _scores(models, text, asked)) is is_hit
+    assert judge.num_asked == 1
+
+
+async def test_a_judge_that_fails_is_not_evaluated() -> None:
+    """No answer is never "clean"."""
+    asked = Asked({"injection": Point.BALANCED}, uses_judge=True)
+    window = Window("override override bread")
+    failed = await _models(None, _Judge(None)).judge(window, Trust.USER, asked, _deadline())
+    missing = await _models().judge(window, Trust.USER, asked, _deadline())
+    assert (failed.missed, missing.missed) == (Reason.JUDGE_FAILED, Reason.MODEL_MISSING)
+
+
+async def test_topics_need_the_embedding() -> None:
+    """Without it, off topic is not evaluated rather than on topic."""
+    asked = Asked(
+        {"off_topic": Point.BALANCED}, Topic(("surely one", "surely two", "surely three"))
+    )
+    question = Window("what is this about")
+    missing = await _models().judge(question, Trust.USER, asked, _deadline())
+    assert missing.missed is Reason.MODEL_MISSING
+    far = await _models(_Embedder()).judge(question, Trust.USER, asked, _deadline())
+    near = await _models(_Embedder()).judge(
+        Window("surely this is about it"), Trust.USER, asked, _deadline()
+    )
+    assert [match.category for match in far.matches] == ["off_topic"]
+    assert near.matches == []
+
+
+async def test_no_time_is_not_evaluated() -> None:
+    """A deadline that has passed gives no result at all."""
+    deadline = Deadline(SystemClock(), 0.0)
+    await asyncio.sleep(0)
+    long = Window("bread and butter " * 1000)
+    judged = await _models(_Embedder()).judge(long, Trust.USER, _BALANCED, deadline)
+    assert judged.missed is Reason.OUT_OF_TIME
+
+
+def test_the_fast_stage_judges_at_once() -> None:
+    """Output windows are judged without waiting for anything."""
+    matches = _models(_Embedder()).judge_now(Window("override override"), Trust.MODEL, _BALANCED)
+    assert [match.category for match in matches] == ["injection"]
+
+
+def test_examples_are_embedded_once() -> None:
+    """A topic's examples are kept."""
+    embedder = _Embedder()
+    vectors = TopicVectors(embedder.embed, 1)
+    topic = Topic(("surely a", "b"))
+    vectors.get(topic)
+    vectors.get(topic)
+    assert embedder.seen == ["surely a", "b"]
+
+
+def test_a_text_like_the_background_is_further_off() -> None:
+    """What is common to all requests does not count for the topic."""
+    axes = np.eye(3, dtype=np.float32)
+    near_both = (axes[0] + axes[1]) / np.sqrt(2)
+    none = axes[:0]
+    assert off_topic_logit(near_both, axes[:1], axes[1:2]) > off_topic_logit(
+        near_both, axes[:1], none
+    )
+
+
+def test_files_that_do_not_belong_together_are_refused() -> None:
+    """The JSON names the arrays by hash."""
+    meta = {"arrays_sha256": hashlib.sha256(b"other").hexdigest()}
+    with pytest.raises(ArtefactError, match="not the file"):
+        load(json.dumps(meta).encode(), b"arrays")

@@ -1,0 +1,1 @@
+"""Trains, judges and ships the guard's models: ``python -m headrace_guard_train``."""

@@ -1,0 +1,33 @@
+"""One labelled text of the training material."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headrace_guard.classifiers.heads import HARM, INDIRECT, INJECTION, TOXICITY
+
+# Not a head: rows that are only looked at.
+HARM_SOFT = "harm_soft"
+ALL_CLEAN: Mapping[str, int] = {INJECTION: 0, INDIRECT: 0, HARM: 0, TOXICITY: 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A text and what is known about it.
+
+    Args:
+        text: as written.
+        source: where it is from; leave-one-source-out leaves all rows of one out.
+        labels: 1 or 0 by head; a head that is missing is not known.
+        spans: of a positive, the stretches that make it one; none = all of it.
+        hazard: MLCommons hazard id, if known.
+        sub: the source's own finer name, where it has one.
+    """
+
+    text: str
+    source: str
+    labels: Mapping[str, int]
+    spans: tuple[tuple[int, int], ...] = ()
+    hazard: str | None = None
+    sub: str = ""
