@@ -23,6 +23,7 @@ from headrace_contracts.ratelimit.v1 import ratelimit_pb2
 from headrace_launcher.admin import with_billing
 from headrace_launcher.billing_client import BillingClient
 from headrace_launcher.exit_codes import EXIT_FAILED, EXIT_OK
+from headrace_launcher.guard_client import check_policy_name
 
 _LEVELS = {
     "key": ratelimit_pb2.LEVEL_KEY,
@@ -205,6 +206,7 @@ async def set_limits(client: BillingClient, args: Namespace) -> int:
 @with_billing
 async def update_key(client: BillingClient, args: Namespace) -> int:
     """``headrace keys update``: only what is named changes."""
+    await check_policy_name(args.guard_address, args.guard_policy or "")
     key = pb.Key(key_id=args.key_id)
     fields = []
     for name in ("name", "allowed_models", "guard_policy", "guard_blocklist", "scopes"):

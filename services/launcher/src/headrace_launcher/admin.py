@@ -19,6 +19,7 @@ from headrace_contracts.usage.v1 import usage_pb2
 from headrace_launcher.billing_client import BillingClient, open_billing
 from headrace_launcher.exit_codes import EXIT_FAILED, EXIT_NOT_RUNNING, EXIT_OK
 from headrace_launcher.fleet import run_until_done
+from headrace_launcher.guard_client import check_policy_name
 from headrace_launcher.settings import LauncherSettings
 from headrace_launcher.state_dir import StateDir
 from headrace_launcher.text import say
@@ -45,6 +46,9 @@ def with_billing(command: Command) -> Callable[[LauncherSettings, Namespace], in
             say(str(error))
             return EXIT_NOT_RUNNING
         outbox = StateDir(settings.state_dir).path / "outbox"
+        args.guard_address = settings.guard_address or running_address(
+            StateDir(settings.state_dir), "guard"
+        )
         args.own_outboxes = [str(outbox)] if outbox.is_dir() else []
         return run_until_done(_call(command, address, args))
 
@@ -58,6 +62,16 @@ async def _call(command: Command, address: str, args: Namespace) -> int:
         except HeadraceError as error:
             say(f"billing at {address}: {error.public_message}")
             return EXIT_FAILED
+
+
+def running_address(state_dir: StateDir, service: str) -> str:
+    """Return where a service of the running fleet listens; "" if none runs there."""
+    try:
+        view = state_dir.running_view()
+    except ValueError:
+        return ""
+    child = view.child(service) if view is not None else None
+    return child.address if child is not None else ""
 
 
 def billing_address(state_dir: StateDir) -> str:
@@ -82,6 +96,7 @@ def billing_address(state_dir: StateDir) -> str:
 @with_billing
 async def create_key(client: BillingClient, args: Namespace) -> int:
     """``headrace keys create``."""
+    await check_policy_name(args.guard_address, args.guard_policy)
     answer = await client.create_key(key_from_arguments(args))
     if args.json:
         print(json.dumps({"api_key": answer.api_key, "key_id": answer.key.key_id}))

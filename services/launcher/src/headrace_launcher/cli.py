@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from headrace_launcher.admin_options import add_admin_commands, moment, words
 from headrace_launcher.exit_codes import EXIT_OK
+from headrace_launcher.guard_options import add_guard_commands
 from headrace_launcher.settings import LauncherSettings
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def build_parser() -> ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_fleet_commands(commands)
     add_admin_commands(commands, _command)
+    add_guard_commands(commands, _command)
     _add_usage(commands)
     model = commands.add_parser("model", help="models on this machine").add_subparsers(
         required=True, metavar="COMMAND"

@@ -195,6 +195,13 @@ class _Planner:
             case "ratelimit":
                 address = self._address["billing"]
                 return {"REDIS_URL": self._redis_url, "BILLING_ADDRESS": address}
+            case "guard":
+                folder = state_dir / "guard"
+                return {
+                    "KAFKA_BOOTSTRAP": self._bootstrap,
+                    "AUDIT_DIR": str(folder / "audit"),
+                    "POLICY_DIR": str(folder / "policies"),
+                }
             case "billing":
                 url = self._options.database_url or f"sqlite:///{state_dir / 'billing.sqlite3'}"
                 return {

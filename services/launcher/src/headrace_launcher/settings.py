@@ -54,6 +54,11 @@ class LauncherSettings(ServiceSettings):
         pattern=r"^([^\s:]+:\d{1,5})?$",
         description="host:port of billing for keys, usage, ledger; empty = the running fleet's.",
     )
+    guard_address: str = Field(
+        "",
+        pattern=r"^([^\s:]+:\d{1,5})?$",
+        description="host:port of the guard for its commands; empty = the running fleet's.",
+    )
     drain_grace_s: float = Field(
         20.0, ge=0, le=3600, description="Time for running streams to finish at the end. Seconds."
     )
