@@ -65,6 +65,7 @@ class Fleet:
         report = LoadReport(replica=key.to_ref(), state=state, **numbers)  # type: ignore[arg-type]  # numbers fit
         self.loads.note_report(key, self.clock.now_s())
         self.decode.observe(key, report)
+        self.predictor.observe_report(key, report)
         return self.table.report(key.worker_id, report, self.clock.now_s())
 
     def choose(self, query: Query | None = None) -> Choice | None:

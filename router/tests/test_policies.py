@@ -4,9 +4,13 @@ from collections import Counter
 from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headrace_common.kv_index import ReplicaKey
 from headrace_router.candidate import Candidate
+from headrace_router.fleet_view import FleetView, ReplicaView
+from headrace_router.load_guard import Load
 from headrace_router.policies.consistent_hash import (
     ConsistentHashParameters,
     ConsistentHashPolicy,
@@ -31,6 +35,14 @@ def one(name: str, backlog_s: float = 0.0, own_s: float = 0.0, **fields: int) ->
     for field, value in fields.items():
         setattr(made, field, value)
     return made
+
+
+def view(*candidates: Candidate) -> FleetView:
+    replicas = [
+        ReplicaView(one.replica, "", Load(0, 0, 0, 0), 0.001, one.backlog_s, 0.0)
+        for one in candidates
+    ]
+    return FleetView("m", 0.0, 1, 0.001, 256.0, replicas)
 
 
 def hold(**fields: float) -> HoldPolicy:
@@ -122,9 +134,33 @@ def test_hold_waits_for_kv_room(ask) -> None:
 
 def test_hold_says_when_no_scan_is_needed() -> None:
     """Nobody may go while the least busy replica is above the slack."""
-    assert hold().may_release(0.1)
-    assert not hold().may_release(0.2)
-    assert MinTtftPolicy(Random(1)).may_release(99.0)
+    assert hold().may_release(view(one("a", 0.1), one("b", 5.0)))
+    assert not hold().may_release(view(one("a", 0.2)))
+    assert MinTtftPolicy(Random(1)).may_release(view(one("a", 99.0)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    fleet=st.lists(
+        st.tuples(st.floats(0, 1), st.integers(0, 60), st.floats(0.0001, 0.002), st.floats(0, 0.1)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_the_cheap_look_never_holds_what_could_go(ask, fleet) -> None:
+    """`must_wait` may err on one side only; the queue relies on it."""
+    query, policy = ask(1000, chain=tuple(range(60)), expected_output_tokens=20), hold()
+    candidates, hits = [], []
+    for idx, (backlog_s, hit_blocks, token_s, step_s) in enumerate(fleet):
+        uncached_tokens = 1000 - query.cached_tokens(hit_blocks)
+        candidates.append(one(str(idx), backlog_s, uncached_tokens * token_s))
+        candidates[-1].decode_s = 20 * step_s
+        hits.append(hit_blocks)
+    seen = view(*candidates)
+    for replica, (_, _, token_s, step_s) in zip(seen.replicas, fleet, strict=True):
+        replica.token_s, replica.step_s = token_s, step_s
+    waits = policy.choose(query, candidates) is None
+    assert waits or not policy.must_wait(query, seen, hits)
 
 
 def test_min_ttft_takes_the_earliest_first_token(ask) -> None:

@@ -166,7 +166,9 @@ class RouterApp:
         self._tasks.append(asyncio.create_task(supervised))
 
     async def _watch(self, address: str) -> None:
-        watch = WorkerWatch(address, self.table, self.loads, self._decode, self._clock)
+        watch = WorkerWatch(
+            address, self.table, self.loads, self._predictor, self._decode, self._clock
+        )
         await watch.follow()
 
     def _describe_replicas(self) -> None:

@@ -33,9 +33,9 @@ class StepTime(NamedTuple):
     base_s: float
     slope_s: float
 
-    def output_s(self, streams: int, output_tokens: float) -> float:
-        """Return how long *output_tokens* take with so many streams running."""
-        return output_tokens * (self.base_s + self.slope_s * streams)
+    def with_streams_s(self, streams: int) -> float:
+        """Return how long a step takes with so many streams running."""
+        return self.base_s + self.slope_s * streams
 
 
 UNKNOWN = StepTime(0.0, 0.0)
@@ -90,10 +90,9 @@ class DecodePredictor:
             return
         self._output_tokens[model] = known + _LEARNING_RATE * (output_tokens - known)
 
-    def output_tokens(self, model: str, limit_tokens: int) -> float:
-        """Return how long an output will be; *limit_tokens* is its bound, 0 = unknown."""
-        usual = self._output_tokens.get(model, _FIRST_OUTPUT_TOKENS)
-        return min(usual, limit_tokens) if limit_tokens else usual
+    def output_tokens(self, model: str) -> float:
+        """Return how long an output of a model usually is."""
+        return self._output_tokens.get(model, _FIRST_OUTPUT_TOKENS)
 
     def usual_step(self, replicas: Iterable[ReplicaKey]) -> StepTime:
         """Return the median over those of *replicas* that have generated."""

@@ -7,20 +7,22 @@ event loop (`dispatcher.py`), the simulator from its own time (`simulate/`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 from typing import TypeAlias
 
 from headrace_common.clock import Clock
 from headrace_common.errors import HeadraceError, QueueFull
+from headrace_common.kv_index import ReplicaKey
 from headrace_contracts.router.v1.router_pb2 import PickProgress
 from headrace_router.candidate import BATCH, Query
 from headrace_router.decode_prediction import DecodePredictor
 from headrace_router.fairness import VirtualCounters
+from headrace_router.fleet_view import FleetView
 from headrace_router.load_guard import LoadBook, LoadGuard
 from headrace_router.metrics import RouterMetrics
-from headrace_router.pick import Choice, FleetView, Pipeline
+from headrace_router.pick import Choice, Pipeline
 from headrace_router.policies.policy import Policy
 from headrace_router.policy_file import PolicyFile
 from headrace_router.prediction import PrefillPredictor
@@ -28,6 +30,9 @@ from headrace_router.queue import ModelQueue, Waiting
 from headrace_router.shadow import Shadow
 
 _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 30.0
+# A waiting request is looked up in the index again after this time; what the desk itself sends
+# somewhere counts at once.
+_HITS_TTL_S = 0.1
 
 Outcome: TypeAlias = Choice | HeadraceError
 
@@ -204,7 +209,7 @@ class PickDesk:
         view = self._pipeline.view(queue.model, now_s)
         policy, _ = self._policies_of(queue.model)
         while True:
-            if not view.is_hopeless() and not policy.may_release(view.least_backlog_s()):
+            if not view.is_hopeless() and not policy.may_release(view):
                 return
             failed: dict[Waiting, HeadraceError] = {}
             release = queue.next_release(partial(self._try_choose, view, failed), now_s)
@@ -213,23 +218,46 @@ class PickDesk:
             if release is not None:
                 self._leave_queue(release.waiting)
                 release.waiting.on_leave(release.choice)
-                self._pipeline.mend(view, release.choice.chosen.key)
+                key = release.choice.chosen.key
+                self._pipeline.mend(view, key)
+                self._note_coming(queue, view, key, release.waiting.query.chain)
             elif not failed:
                 return
 
     def _try_choose(
         self, view: FleetView, failed: dict[Waiting, HeadraceError], one: Waiting
     ) -> Choice | None:
+        is_known = one.hits_version == view.version
+        if not is_known or view.now_s - one.hits_at_s > _HITS_TTL_S:
+            one.hits = self._pipeline.hits(one.query, view)
+            one.hits_version, one.hits_at_s = view.version, view.now_s
+        policy, _ = self._policies_of(one.query.model)
+        if policy.must_wait(one.query, view, one.hits):
+            return None
         try:
-            return self._choose(one.query, view)
+            return self._choose(one.query, view, one.hits)
         except HeadraceError as error:
             failed[one] = error
             return None
 
-    def _choose(self, query: Query, view: FleetView) -> Choice | None:
+    def _note_coming(
+        self, queue: ModelQueue, view: FleetView, key: ReplicaKey, chain: Sequence[int]
+    ) -> None:
+        """Count blocks that were just sent on their way as cached, for those who wait."""
+        idx = next(i for i, one in enumerate(view.replicas) if one.replica.key == key)
+        for one in queue:
+            if one.hits_version == view.version:
+                depth, own = one.hits[idx], one.query.chain
+                while depth < len(chain) and depth < len(own) and chain[depth] == own[depth]:
+                    depth += 1
+                one.hits[idx] = depth
+
+    def _choose(
+        self, query: Query, view: FleetView, hits: Sequence[int] | None = None
+    ) -> Choice | None:
         policy, _ = pair = self._policies_of(query.model)
         with self._metrics.decision_s.time():
-            choice = self._pipeline.choose(query, policy, view)
+            choice = self._pipeline.choose(query, policy, view, hits)
         # Remembered only for models that exist: names come from callers.
         self._policies[query.model] = pair
         return choice

@@ -102,7 +102,7 @@ class QueueSection(_Section):
 
     max_waiting_per_model: int = Field(default=1024, ge=0, le=1_000_000)
     max_wait_s: float = Field(default=60.0, gt=0, le=3600)
-    promote_after_s: float = Field(default=15.0, gt=0, le=3600)
+    promote_after_s: float = Field(default=30.0, gt=0, le=3600)
     goal_window_s: float = Field(default=1.0, ge=0, le=3600)
     max_batch_ttft_s: float = Field(default=30.0, ge=0, le=3600)
 

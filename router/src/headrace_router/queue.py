@@ -37,6 +37,10 @@ class Waiting:
     on_leave: Callable[[Choice | HeadraceError], None] = field(repr=False)
     # Class of service it has risen to by age.
     priority: int = 0
+    # What is cached of it where, in the order of the view it was looked up for; see `PickDesk`.
+    hits: list[int] = field(default_factory=list)
+    hits_version: int = -1
+    hits_at_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.priority = self.query.priority

@@ -19,6 +19,7 @@ from headrace_contracts.worker.v1.worker_pb2 import (
 )
 from headrace_router.decode_prediction import DecodePredictor
 from headrace_router.load_guard import LoadBook
+from headrace_router.prediction import PrefillPredictor
 from headrace_router.replicas import ReplicaTable
 
 _SERVICE = worker_pb2.DESCRIPTOR.services_by_name["Worker"]
@@ -35,7 +36,8 @@ class WorkerWatch:
         address: host:port.
         table: where what it says is kept.
         loads: told of each report, to reconcile its own count.
-        decode: told of each report, to learn from it.
+        prefill: told of each report, to learn from it.
+        decode: likewise.
         clock: time.
     """
 
@@ -44,11 +46,12 @@ class WorkerWatch:
         address: str,
         table: ReplicaTable,
         loads: LoadBook,
+        prefill: PrefillPredictor,
         decode: DecodePredictor,
         clock: Clock,
     ) -> None:
         self._address, self._table, self._loads, self._clock = address, table, loads, clock
-        self._decode = decode
+        self._prefill, self._decode = prefill, decode
 
     async def follow(self) -> None:
         """Follow one connection to its end; the worker is unreachable from then on.
@@ -73,6 +76,7 @@ class WorkerWatch:
         key = ReplicaKey.of(report.replica)
         self._loads.note_report(key, now_s)
         self._decode.observe(key, report)
+        self._prefill.observe_report(key, report)
         if not self._table.report(self._address, report, now_s):
             await self._describe(channel)
             self._table.report(self._address, report, now_s)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from random import Random
 
 from headrace_router.candidate import Candidate, Query
+from headrace_router.fleet_view import FleetView
 from headrace_router.picker import near_best, pick_one
 from headrace_router.policies.policy import NEAR_RATIO, NEAR_S
 
@@ -67,9 +68,31 @@ class HoldPolicy:
         open_ones = [one for one in equals if one.backlog_s <= self._slack_s and one.has_kv_room()]
         return pick_one(query, open_ones, self._random) if open_ones else None
 
-    def may_release(self, least_backlog_s: float) -> bool:
+    def may_release(self, view: FleetView) -> bool:
         """Only to a replica with little backlog."""
-        return least_backlog_s <= self._slack_s
+        return view.least_backlog_s() <= self._slack_s
+
+    def must_wait(self, query: Query, view: FleetView, hits: Sequence[int]) -> bool:
+        """The same costs as in `choose`, without room for KV and without explanations."""
+        if query.excluded:
+            return False
+        output_tokens = view.expected_output_tokens(query.expected_output_tokens)
+        decode_weight = self._decode_weight * output_tokens
+        least = least_open = float("inf")
+        for one, hit_blocks in zip(view.replicas, hits, strict=True):
+            if one.filtered_by:
+                continue
+            uncached_tokens = query.prompt_tokens - query.cached_tokens(hit_blocks)
+            cost = (
+                one.backlog_s
+                + self._weight * uncached_tokens * one.token_s
+                + decode_weight * one.step_s
+            )
+            least = min(least, cost)
+            if one.backlog_s <= self._slack_s:
+                least_open = min(least_open, cost)
+        # A little more than `near_best`, as sums round differently there.
+        return least < float("inf") and least_open > least + max(NEAR_RATIO * least, NEAR_S) + 1e-6
 
     def urgency(self, chosen: Candidate, waited_s: float) -> float:
         """Shortest own work first, with age."""

@@ -7,6 +7,7 @@ from random import Random
 from typing import Protocol
 
 from headrace_router.candidate import Candidate, Query
+from headrace_router.fleet_view import FleetView
 from headrace_router.picker import near_best, pick_one
 
 # Costs this close are equal: predictions are no better than that.
@@ -23,10 +24,17 @@ class Policy(Protocol):
         """Score the candidates (at least one) and return the chosen one; None = wait."""
         ...
 
-    def may_release(self, least_backlog_s: float) -> bool:
-        """Tell whether any request could go while no replica has less backlog than this.
+    def may_release(self, view: FleetView) -> bool:
+        """Tell whether any request could go at all; saves the scan of a long queue.
 
-        Saves the scan of a long queue; True is always right.
+        True is always right.
+        """
+        ...
+
+    def must_wait(self, query: Query, view: FleetView, hits: Sequence[int]) -> bool:
+        """Tell cheaply whether `choose` would let this one wait.
+
+        False is always right.
         """
         ...
 
@@ -38,9 +46,13 @@ class Policy(Protocol):
 class FirstComeFirstServed:
     """Base of the policies that never let a request wait: who waits for room goes by age."""
 
-    def may_release(self, least_backlog_s: float) -> bool:
+    def may_release(self, view: FleetView) -> bool:
         """Any: these policies never wait for a busy replica."""
         return True
+
+    def must_wait(self, query: Query, view: FleetView, hits: Sequence[int]) -> bool:
+        """Never."""
+        return False
 
     def urgency(self, chosen: Candidate, waited_s: float) -> float:
         """First come, first served."""

@@ -1,0 +1,86 @@
+"""Reads request traces: JSON lines with block hashes, plain or compressed with Zstandard.
+
+One line per request: `timestamp` (ms), `input_length`, `output_length` (tokens) and `hash_ids`, one
+per block of the prompt, chained, so that equal ids mean equal prefixes (the format of Mooncake's
+public traces). The last id may stand for a partial block, which no cache shares.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import zstandard
+
+TRACE_BLOCK_TOKENS: Final = 512
+
+
+class TraceError(Exception):
+    """The file is no such trace."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request of a trace."""
+
+    request_id: str
+    # Since the first request of the trace. Seconds.
+    at_s: float
+    prompt_tokens: int
+    output_tokens: int
+    # Hashes of the full blocks of the prompt.
+    chain: tuple[int, ...]
+
+
+def read_trace(
+    path: Path, load: float = 1.0, max_requests: int | None = None
+) -> list[TraceRequest]:
+    """Read a trace in order of arrival.
+
+    Args:
+        path: `.jsonl` or `.jsonl.zst`.
+        load: requests come this many times faster than recorded.
+        max_requests: read no more than so many; None = all.
+
+    Raises:
+        TraceError: a line says something else.
+        OSError: the file cannot be read.
+    """
+    rows: list[tuple[float, int, int, tuple[int, ...]]] = []
+    for number, line in enumerate(_lines(path), 1):
+        if max_requests is not None and len(rows) >= max_requests:
+            break
+        if line.strip():
+            rows.append(_parse(path, number, line))
+    if not rows:
+        raise TraceError(f"{path} holds no requests")
+    rows.sort(key=lambda row: row[0])
+    start_ms = rows[0][0]
+    return [
+        TraceRequest(f"r{idx}", (at_ms - start_ms) / 1000 / load, prompt, output, chain)
+        for idx, (at_ms, prompt, output, chain) in enumerate(rows)
+    ]
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with path.open("rb") as file:
+        if path.suffix == ".zst":
+            with zstandard.ZstdDecompressor().stream_reader(file) as plain:
+                yield from io.TextIOWrapper(plain, encoding="utf-8")
+        else:
+            yield from io.TextIOWrapper(file, encoding="utf-8")
+
+
+def _parse(path: Path, number: int, line: str) -> tuple[float, int, int, tuple[int, ...]]:
+    try:
+        row: dict[str, Any] = json.loads(line)  # Any: JSON
+        prompt = max(int(row["input_length"]), 1)
+        num_full = prompt // TRACE_BLOCK_TOKENS
+        chain = tuple(int(one) for one in row["hash_ids"][:num_full])
+        return float(row["timestamp"]), prompt, max(int(row["output_length"]), 1), chain
+    except (ValueError, KeyError, TypeError) as error:
+        raise TraceError(f"{path}, line {number}: {error!r}") from error
