@@ -5,7 +5,8 @@ more per token than a short one, and the tail of a prompt takes a whole step. A 
 slower by such noise would lose the requests whose prefix it holds, so the figure is averaged over
 hundreds of reports, corrected slowly by the times to first token that were really seen, and a
 replica within a factor of 1.5 of its peers' median is taken for one of them: what counts is to be
-right about differences. In simulation the raw figure cost 16 of 96 points of requests inside their goal.
+right about differences. In simulation the raw figure cost 16 of 96 points of requests inside
+their goal.
 """
 
 from __future__ import annotations

@@ -3,16 +3,16 @@
     step = base + context x tokens of KV that decoding streams read
          + prefill x sum over prompt tokens of (1 + position / attention)
 
-The defaults stand for a 70 B model on four GPUs: guesses, the same as in docs/routing-simulation.md.
-`fit` finds the four numbers by least squares from a log of real steps, one JSON object per line with
-`duration_s`, `context_tokens`, `prefill_tokens` and `prefill_positions` (sum of the positions of the
-prompt tokens computed in that step; absent = 0).
+The defaults stand for a 70 B model on four GPUs: guesses (docs/routing-simulation.md). `fit` finds
+the four numbers by least squares from a log of real steps, one JSON object per line with
+`duration_s`, `context_tokens`, `prefill_tokens` and `prefill_positions` (sum of the positions of
+the prompt tokens computed in that step; absent = 0).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,13 +86,21 @@ def fit(steps: Sequence[StepRecord]) -> CostModel:
     Raises:
         FitError: the steps are too few or too much alike.
     """
-    rows = [(1.0, s.context_tokens, s.prefill_tokens, s.prefill_positions) for s in steps]
-    used = [column for column in range(4) if column == 0 or len({row[column] for row in rows}) > 1]
+    # Over the duration: relative errors count, or long steps would drown what short ones tell.
+    rows = [
+        (
+            1 / s.duration_s,
+            s.context_tokens / s.duration_s,
+            s.prefill_tokens / s.duration_s,
+            s.prefill_positions / s.duration_s,
+        )
+        for s in steps
+        if s.duration_s > 0
+    ]
+    used = [column for column in range(4) if column == 0 or any(row[column] for row in rows)]
     while True:
         found = dict.fromkeys(range(4), 0.0)
-        parts = _least_squares(
-            [[row[column] for column in used] for row in rows], [s.duration_s for s in steps]
-        )
+        parts = _least_squares([[row[column] for column in used] for row in rows])
         found.update(zip(used, parts, strict=True))
         negative = [column for column in used if found[column] < 0]
         if not negative:
@@ -104,19 +112,19 @@ def fit(steps: Sequence[StepRecord]) -> CostModel:
     return CostModel(found[0], found[1], found[2], attention)
 
 
-def _least_squares(rows: Sequence[Sequence[float]], values: Iterable[float]) -> list[float]:
-    """Solve the normal equations of scaled columns by elimination with pivoting."""
+def _least_squares(rows: Sequence[Sequence[float]]) -> list[float]:
+    """Find what makes each row's products add up to 1: normal equations of scaled columns."""
     size = len(rows[0]) if rows else 0
     if size == 0 or len(rows) < size:
         raise FitError("too few steps")
     scales = [max(abs(row[i]) for row in rows) or 1.0 for i in range(size)]
     matrix = [[0.0] * (size + 1) for _ in range(size)]
-    for row, value in zip(rows, values, strict=True):
+    for row in rows:
         scaled = [row[i] / scales[i] for i in range(size)]
         for i in range(size):
             for j in range(size):
                 matrix[i][j] += scaled[i] * scaled[j]
-            matrix[i][size] += scaled[i] * value
+            matrix[i][size] += scaled[i]
     for i in range(size):
         pivot = max(range(i, size), key=lambda k: abs(matrix[k][i]))
         matrix[i], matrix[pivot] = matrix[pivot], matrix[i]

@@ -22,7 +22,7 @@ from headrace_router.simulate.scenario import Scenario
 from headrace_router.simulate.trace import TraceRequest
 from headrace_router.simulate.worker import Job, SimulatedWorker
 
-# As a worker reports: at each change of its requests, no more often than this, and at least so often.
+# As a worker reports: at each change of its requests, at most and at least so often.
 _MIN_REPORT_GAP_S = 0.02
 _MAX_REPORT_GAP_S = 0.25
 

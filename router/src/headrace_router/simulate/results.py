@@ -127,13 +127,7 @@ def plot(ttfts: Mapping[str, Sequence[float]]) -> str:
         f"{100 - round(idx * 100 / (_PLOT_HEIGHT - 1)):>4} % |{''.join(row).rstrip()}"
         for idx, row in enumerate(rows)
     ]
-    axis = f"{low:.2f} s" + f"{high:.1f} s".rjust(_PLOT_WIDTH - len(f"{low:.2f} s"))
-    return "\n".join(
-        [
-            "requests with a first token, by time",
-            *lines,
-            "       " + "-" * _PLOT_WIDTH,
-            "       " + axis,
-            legend,
-        ]
-    )
+    margin, first = " " * 7, f"{low:.2f} s"
+    axis = first + f"{high:.1f} s".rjust(_PLOT_WIDTH - len(first))
+    head = "requests with a first token, by time"
+    return "\n".join([head, *lines, margin + "-" * _PLOT_WIDTH, margin + axis, legend])

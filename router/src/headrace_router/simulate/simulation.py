@@ -13,6 +13,9 @@ from headrace_router.simulate.results import Result, score
 from headrace_router.simulate.scenario import Scenario
 from headrace_router.simulate.trace import TraceError, TraceRequest
 
+# By then every router has heard of every worker.
+_START_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -47,9 +50,9 @@ def simulate(requests: Sequence[TraceRequest], scenario: Scenario, policy: str) 
     def arrive(idx: int) -> None:
         served.append(fleet.arrive(requests[idx]))
         if idx + 1 < len(requests):
-            events.at(requests[idx + 1].at_s, partial(arrive, idx + 1))
+            events.at(_START_S + requests[idx + 1].at_s, partial(arrive, idx + 1))
 
-    events.at(requests[0].at_s, partial(arrive, 0))
+    events.at(_START_S + requests[0].at_s, partial(arrive, 0))
     while len(served) < len(requests) or fleet.num_open:
         events.step()
     busy_s = [worker.prefill_busy_s for worker in fleet.workers.values()]

@@ -7,9 +7,7 @@ public traces). The last id may stand for a partial block, which no cache shares
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -66,13 +64,14 @@ def read_trace(
     ]
 
 
-def _lines(path: Path) -> Iterator[str]:
-    with path.open("rb") as file:
+def _lines(path: Path) -> list[str]:
+    data = path.read_bytes()
+    try:
         if path.suffix == ".zst":
-            with zstandard.ZstdDecompressor().stream_reader(file) as plain:
-                yield from io.TextIOWrapper(plain, encoding="utf-8")
-        else:
-            yield from io.TextIOWrapper(file, encoding="utf-8")
+            data = zstandard.ZstdDecompressor().stream_reader(data).read()
+        return data.decode().splitlines()
+    except (zstandard.ZstdError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: {error}") from error
 
 
 def _parse(path: Path, number: int, line: str) -> tuple[float, int, int, tuple[int, ...]]:
