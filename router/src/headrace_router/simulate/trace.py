@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
-
-import zstandard
 
 TRACE_BLOCK_TOKENS: Final = 512
 
@@ -66,12 +65,24 @@ def read_trace(
 
 def _lines(path: Path) -> list[str]:
     data = path.read_bytes()
+    if path.suffix == ".zst":
+        data = _decompress(path, data)
     try:
-        if path.suffix == ".zst":
-            data = zstandard.ZstdDecompressor().stream_reader(data).read()
         return data.decode().splitlines()
-    except (zstandard.ZstdError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise TraceError(f"{path}: {error}") from error
+
+
+def _decompress(path: Path, data: bytes) -> bytes:
+    try:
+        zstandard = import_module("zstandard")
+    except ImportError as error:
+        raise TraceError(f"{path}: install headrace[simulate] to read .zst files") from error
+    try:
+        plain: bytes = zstandard.ZstdDecompressor().stream_reader(data).read()
+    except zstandard.ZstdError as error:
+        raise TraceError(f"{path}: {error}") from error
+    return plain
 
 
 def _parse(path: Path, number: int, line: str) -> tuple[float, int, int, tuple[int, ...]]:

@@ -1,0 +1,31 @@
+"""`headrace simulate` hands its options on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace_launcher.cli import build_parser, run
+
+
+def test_it_runs_the_routers_simulator(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Options of the same name as the launcher's own are the simulator's."""
+    trace = tmp_path / "trace.jsonl"
+    row = {"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [1, 2]}
+    trace.write_text(json.dumps(row) + "\n")
+    options = ["--trace", str(trace), "--workers", "2", "--policies", "random", "--json"]
+    assert run(["simulate", *options]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert told["workers"] == 2
+    assert told["policies"][0]["policy"] == "random"
+
+
+def test_wrong_options_are_the_simulators_to_refuse(capfd: pytest.CaptureFixture[str]) -> None:
+    """With its exit code."""
+    assert run(["simulate", "--policies", "no-such"]) == 2
+    assert "no such policy" in capfd.readouterr().err
+
+
+def test_help_lists_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Like every command."""
+    assert "simulate" in build_parser().format_help()
