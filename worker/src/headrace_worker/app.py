@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from headrace_common.blocks import BLOCK_SIZE_TOKENS
+from headrace_common.blocks import BLOCK_SIZE_TOKENS, index_stride
 from headrace_common.clock import Clock, unix_us
 from headrace_common.errors import QueueFull
 from headrace_common.ids import new_incarnation
@@ -144,7 +144,8 @@ class WorkerApp:
             await asyncio.to_thread(self._observability.close)
 
     def _serve(self, model: ReadyModel) -> None:
-        settings, events = self._settings, BlockEventLog()
+        settings = self._settings
+        events = BlockEventLog(index_stride=index_stride(model.info.context_tokens))
         engine = Engine(
             runner=model.runner,
             num_blocks=model.num_blocks,
@@ -186,7 +187,7 @@ class WorkerApp:
         return cache_index_pb2.Hello(
             replica=self.replica,
             model=served.model,
-            recipe=hash_recipe(served.info.fingerprint),
+            recipe=hash_recipe(served.info.fingerprint, served.info.context_tokens),
             kv_capacity_blocks=served.kv_capacity_tokens // BLOCK_SIZE_TOKENS,
         )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from opentelemetry import trace
 
-from headrace_common.blocks import ALGORITHM, BLOCK_SIZE_TOKENS, self_test
+from headrace_common.blocks import ALGORITHM, BLOCK_SIZE_TOKENS, index_stride, self_test
 from headrace_common.clock import Clock
 from headrace_common.errors import ModelNotFound, NotFound, Unavailable, Unimplemented
 from headrace_common.rpc import Call
@@ -57,13 +57,18 @@ class Served:
         )
 
 
-def hash_recipe(fingerprint: str) -> HashRecipe:
-    """How this worker hashes blocks of the model."""
+def hash_recipe(fingerprint: str, context_tokens: int) -> HashRecipe:
+    """How this worker hashes blocks of the model.
+
+    No window is declared, whatever the model's layers attend to: the pool keeps the KV of all
+    layers of a block together, so a block is there for all of them or for none.
+    """
     return HashRecipe(
         algorithm=ALGORITHM,
         block_size_tokens=BLOCK_SIZE_TOKENS,
         model_fingerprint=fingerprint,
         self_test=self_test(fingerprint, BLOCK_SIZE_TOKENS),
+        index_stride_blocks=index_stride(context_tokens),
     )
 
 
@@ -294,7 +299,7 @@ def _card(served: Served) -> pb.ModelCard:
         bos_token_id=info.bos_token_id or 0,
         add_bos=info.add_bos,
         tokenizer_sha256=info.tokenizer_sha256,
-        recipe=hash_recipe(info.fingerprint),
+        recipe=hash_recipe(info.fingerprint, info.context_tokens),
         special_tokens=dict(info.special_tokens),
         kv_bytes_per_token=info.kv_bytes_per_token,
         created_unix_s=info.created_unix_s,

@@ -1,6 +1,7 @@
 """Block events: numbered without gaps, replayable, and equal to the snapshot."""
 
 from headrace_worker.engine.block_events import Batch, BlockEventLog, Cleared, Removed, Stored
+from headrace_worker.engine.prefix_cache import PrefixCache
 
 
 def test_numbers_grow_by_one_and_quiet_steps_have_none():
@@ -56,3 +57,25 @@ def test_tells_the_subscriber_after_each_batch():
     log.flush()
     log.flush()
     assert seen == [1]
+
+
+def test_of_long_chains_every_nth_block_is_told():
+    """Removed blocks that nobody was told of are not told either."""
+    log = BlockEventLog(index_stride=4)
+    cache = PrefixCache(16, log)
+    names = [bytes([number]) for number in range(1, 11)]
+    table = [cache.pool.allocate() for _ in names]
+    cache.register(table, 0, names[:3])
+    cache.register(table, 3, names[3:])
+    log.flush()
+    assert log.snapshot()[1] == [names[3], names[7]]
+    for block_id in table:
+        cache.pool.release(block_id)
+    for _ in range(16):
+        cache.pool.allocate()
+    batch = log.flush()
+    assert batch is not None
+    (event,) = batch.events
+    assert isinstance(event, Removed)
+    assert set(event.block_hashes) == {names[3], names[7]}
+    assert log.snapshot()[1] == []

@@ -17,6 +17,8 @@ SIZE = 2
 class Listener:
     """Follows the events as an index would."""
 
+    index_stride = 1
+
     def __init__(self) -> None:
         self.held: dict[bytes, None] = {}
 

@@ -17,6 +17,8 @@ ALGORITHM = "blake2b-128-keyed/1"
 HASH_BYTES = 16
 ROOT = bytes(HASH_BYTES)
 BLOCK_SIZE_TOKENS = 16
+_LONG_CONTEXT_TOKENS = 16_384
+_LONG_CONTEXT_STRIDE = 4
 _SALT_PREFIX = "headrace-salt:"
 _SELF_TEST_TOKENS = tuple(range(1, 34))
 
@@ -60,6 +62,11 @@ def chain(
         parent = state.digest()
         hashes.append(parent)
     return hashes
+
+
+def index_stride(context_tokens: int) -> int:
+    """Tell of how many blocks of a chain the index is told one: all of short-context models."""
+    return 1 if context_tokens <= _LONG_CONTEXT_TOKENS else _LONG_CONTEXT_STRIDE
 
 
 def salt_text(cache_salt: bytes) -> str:

@@ -48,9 +48,13 @@ class BlockEventLog:
 
     Args:
         num_kept: batches kept for replay.
+        index_stride: of a chain only every n-th block is told.
     """
 
-    def __init__(self, num_kept: int = 4096) -> None:
+    def __init__(self, num_kept: int = 4096, index_stride: int = 1) -> None:
+        self.index_stride = index_stride
+        # What was told and not yet removed; the engine's thread has its own view.
+        self._told: set[bytes] = set()
         self._open: list[Event] = []
         self._kept: deque[Batch] = deque(maxlen=num_kept)
         self._held: dict[bytes, None] = {}
@@ -70,9 +74,13 @@ class BlockEventLog:
     def stored(self, block_hashes: Sequence[bytes]) -> None:
         """Note new blocks. Engine thread only."""
         self._open.append(Stored(tuple(block_hashes)))
+        self._told.update(block_hashes)
 
     def removed(self, block_hash: bytes) -> None:
-        """Note a lost block. Engine thread only."""
+        """Note a lost block, unless nobody was told of it. Engine thread only."""
+        if block_hash not in self._told:
+            return
+        self._told.discard(block_hash)
         last = self._open[-1] if self._open else None
         if isinstance(last, Removed):
             self._open[-1] = Removed((*last.block_hashes, block_hash))
@@ -82,6 +90,7 @@ class BlockEventLog:
     def cleared(self) -> None:
         """Note that all is gone. Engine thread only."""
         self._open = [Cleared()]
+        self._told.clear()
 
     def flush(self) -> Batch | None:
         """Close the step's batch; None if nothing changed. Engine thread only."""

@@ -16,12 +16,15 @@ from headrace_worker.engine.block_pool import BlockPool
 class CacheListener(Protocol):
     """Is told what enters and leaves the cache, in order."""
 
+    # Of a chain only every n-th block is told: the n-th, the 2n-th, ...
+    index_stride: int
+
     def stored(self, block_hashes: Sequence[bytes]) -> None:
         """New hashes, a chain, parents first."""
         ...
 
     def removed(self, block_hash: bytes) -> None:
-        """The only copy is gone."""
+        """The only copy is gone, of a block that was told or of another one."""
         ...
 
     def cleared(self) -> None:
@@ -63,12 +66,14 @@ class PrefixCache:
         and the duplicate is released. So whoever holds a named block holds its named ancestors too.
         """
         new: list[bytes] = []
+        stride = self._listener.index_stride
         for idx, block_hash in enumerate(hashes, first_idx):
             block_id, held_by = block_table[idx], self._block_ids.get(block_hash)
             if held_by is None:
                 self.pool.set_hash(block_id, block_hash)
                 self._block_ids[block_hash] = block_id
-                new.append(block_hash)
+                if (idx + 1) % stride == 0:
+                    new.append(block_hash)
             elif held_by != block_id:
                 self.pool.share(held_by)
                 self.pool.release(block_id)
