@@ -128,20 +128,36 @@ class GatewayFleet:
         billing = await self._stack.enter_async_context(FakeBillingServer(self.billing))
         for server in (self.router_server, self.guard_server, self.limiter_server):
             await self._stack.enter_async_context(server)
-        settings = GatewaySettings(
-            listen="127.0.0.1:0",
-            metrics_listen="127.0.0.1:0",
-            router_address=self.router_server.address,
-            guard_address=self.guard_server.address,
-            ratelimit_address=self.limiter_server.address,
-            billing_address=billing.address,
-            outbox_dir=self.folder,
-            **{"drain_grace_s": 5.0, **self.settings},
-        )
+        self.settings = {
+            "listen": "127.0.0.1:0",
+            "metrics_listen": "127.0.0.1:0",
+            "router_address": self.router_server.address,
+            "guard_address": self.guard_server.address,
+            "ratelimit_address": self.limiter_server.address,
+            "billing_address": billing.address,
+            "outbox_dir": self.folder,
+            "drain_grace_s": 5.0,
+            **self.settings,
+        }
+        settings = GatewaySettings(**self.settings)
         self.gateway = Gateway(settings, self.lifecycle, usage_log=self.usage)
         self.running = asyncio.create_task(self.gateway.run())
         self._stack.push_async_callback(self.stop)
         await eventually(lambda: self.running.done() or self.gateway.is_ready, within_s=10)
+
+    async def add_gateway(self) -> Gateway:
+        """Start one more gateway between the same services."""
+        lifecycle = Lifecycle()
+        gateway = Gateway(GatewaySettings(**self.settings), lifecycle, usage_log=self.usage)
+        running = asyncio.create_task(gateway.run())
+
+        async def stop() -> None:
+            lifecycle.stopping.set()
+            await running
+
+        self._stack.push_async_callback(stop)
+        await eventually(lambda: running.done() or gateway.is_ready, within_s=10)
+        return gateway
 
     async def stop(self) -> None:
         """Let the gateway drain; raise what it raised."""

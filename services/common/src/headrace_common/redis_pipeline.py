@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import hiredis
@@ -28,8 +28,14 @@ class RedisPipeline:
         self._protocol, self._transport = protocol, transport
 
     @classmethod
-    async def connect(cls, url: str) -> RedisPipeline:
+    async def connect(
+        cls, url: str, on_lost: Callable[[Exception], None] = lambda _: None
+    ) -> RedisPipeline:
         """Connect, authenticate and select the database that a URL names. Bound it from outside.
+
+        Args:
+            url: redis://, rediss:// or unix://.
+            on_lost: called if the server or the network ends the connection.
 
         Raises:
             OSError: nobody listens there, or the connection broke.
@@ -39,10 +45,10 @@ class RedisPipeline:
         options = cast("dict[str, Any]", parse_url(url))
         loop = asyncio.get_running_loop()
         if path := options.get("path"):
-            made = await loop.create_unix_connection(_Replies, path)
+            made = await loop.create_unix_connection(lambda: _Replies(on_lost), path)
         else:
             made = await loop.create_connection(
-                _Replies,
+                lambda: _Replies(on_lost),
                 options.get("host", "localhost"),
                 options.get("port", 6379),
                 ssl=_tls(options) if url.startswith("rediss://") else None,
@@ -56,7 +62,7 @@ class RedisPipeline:
         return pipeline
 
     def send(self, commands: Sequence[Sequence[CommandPart]]) -> asyncio.Future[list[Reply]]:
-        """Send commands; the future gets their replies, errors (`ReplyError`) among them.
+        """Send commands, at least one; the future gets their replies, errors (`ReplyError`) among them.
 
         Cancelling the future does not call the commands back; close the connection then.
 
@@ -72,6 +78,7 @@ class RedisPipeline:
 
     def close(self) -> None:
         """Cut the connection; what waits for replies gets a `ConnectionError`."""
+        self._protocol.is_closed_by_us = True
         self._transport.abort()
         self._protocol.fail(ConnectionError("the connection to Redis was closed"))
 
@@ -96,7 +103,9 @@ class RefusedError(OSError):
 class _Replies(asyncio.Protocol):
     """Collects the replies of one batch at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_lost: Callable[[Exception], None]) -> None:
+        self._on_lost = on_lost
+        self.is_closed_by_us = False
         self._reader = hiredis.Reader()
         self._missing = 0
         self._replies: list[Reply] = []
@@ -125,7 +134,10 @@ class _Replies(asyncio.Protocol):
             self._waiting.set_result(self._replies)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.fail(exc or ConnectionError("Redis closed the connection"))
+        error = exc or ConnectionError("Redis closed the connection")
+        self.fail(error)
+        if not self.is_closed_by_us:
+            self._on_lost(error)
 
     def fail(self, error: Exception) -> None:
         if self._waiting is not None and not self._waiting.done():

@@ -159,10 +159,13 @@ class Batcher:
                 await asyncio.sleep(_RETRY_S)
                 continue
             await self._filled.wait()
+            if not self._is_up:
+                continue
             batch = [self._queue.popleft() for _ in range(min(MAX_BATCH, len(self._queue)))]
             if not self._queue:
                 self._filled.clear()
-            await self._run_batch(batch)
+            if batch:
+                await self._run_batch(batch)
             if not self._queue:
                 self._is_quiet.set()
             raise_if_cancelled()
@@ -230,7 +233,7 @@ class Batcher:
     async def _try_revive(self) -> None:
         try:
             async with asyncio.timeout(_REVIVE_TIMEOUT_S):
-                self._redis = await RedisPipeline.connect(self._url)
+                self._redis = await RedisPipeline.connect(self._url, self._on_lost)
                 await self._load_script()
             await self._run_kept()
         except (OSError, TimeoutError) as error:
@@ -269,6 +272,12 @@ class Batcher:
         self._disconnect()
         self._fail(batch)
         self._fail_queued()
+
+    def _on_lost(self, error: Exception) -> None:
+        """Connect again at once, not when the next request finds out."""
+        if self._is_up:
+            self._go_down(error, [])
+            self._filled.set()
 
     def _fail_queued(self) -> None:
         queued = list(self._queue)

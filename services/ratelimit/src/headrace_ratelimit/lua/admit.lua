@@ -32,11 +32,12 @@ end
 
 local function rate_wait(charge, key, cost)
   local tat, rest = moved(rate_of(key), charge.limit, cost)
+  charge.tat, charge.rest = tat, rest
   return math.max(0, tat - now - MINUTE_US + (rest > 0 and 1 or 0))
 end
 
 local function slots_wait(charge, key)
-  if slots_of(key).num < charge.limit then
+  if not are_slots_full(key, charge.limit) then
     return 0
   end
   local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
@@ -90,7 +91,8 @@ local function apply(charge, amounts, lease, expires, mode)
   elseif mode == RESTORE then
     return
   elseif charge.kind == RATE then
-    move(key, charge.limit, cost)
+    -- Where `rate_wait` has just found that it goes.
+    move_to(rate_of(key), charge.limit, charge.tat, charge.rest)
   else
     local count = count_of(key)
     count.used, count.is_changed = count.used + cost, true
@@ -130,6 +132,7 @@ end
 local function admit(op)
   local packed, lease, lease_us, amounts, mode = ARGV[4 + op[2]], op[3], op[4], op[5], op[6]
   local charges = set_of(packed)
+  read_rates(charges)
   if mode == PEEK then
     return answer(ADMITTED, charges, -1, 0)
   end

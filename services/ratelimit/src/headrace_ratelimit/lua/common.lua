@@ -96,19 +96,34 @@ end
 -- What was read in this call, by key, and is written back at its end if it changed. -------------
 local rates, counts, slots, budgets = {}, {}, {}, {}
 
-local function rate_of(key)
-  local rate = rates[key]
-  if not rate then
-    rate = {tat = 0, rest = 0, rest_of = 0}
-    local value = call('GET', key)
-    if value then
-      local tat, rest, rest_of = string.match(value, '^(%d+) (%d+) (%d+)$')
-      rate.tat, rate.rest, rate.rest_of = tonumber(tat), tonumber(rest), tonumber(rest_of)
-      rate.is_kept = true
-    end
-    rates[key] = rate
+local function note_rate(key, value)
+  local rate = {tat = 0, rest = 0, rest_of = 0}
+  if value then
+    local tat, rest, rest_of = string.match(value, '^(%d+) (%d+) (%d+)$')
+    rate.tat, rate.rest, rate.rest_of = tonumber(tat), tonumber(rest), tonumber(rest_of)
+    rate.is_kept = true
   end
+  rates[key] = rate
   return rate
+end
+
+local function rate_of(key)
+  return rates[key] or note_rate(key, call('GET', key))
+end
+
+-- Reads the rates of a set at once.
+local function read_rates(charges)
+  local keys = {}
+  for _, charge in ipairs(charges) do
+    if charge.kind == RATE and not rates[charge.key] then
+      keys[#keys + 1] = charge.key
+    end
+  end
+  if keys[2] then
+    for i, value in ipairs(call('MGET', unpack(keys))) do
+      note_rate(keys[i], value)
+    end
+  end
 end
 
 local function count_of(key)
@@ -123,11 +138,20 @@ end
 local function slots_of(key)
   local held = slots[key]
   if not held then
-    call('ZREMRANGEBYSCORE', key, '-inf', text(now))
     held = {num = call('ZCARD', key)}
+    held.is_new = held.num == 0
     slots[key] = held
   end
   return held
+end
+
+-- Whether a limit of slots is reached. The sweep frees what has ended, but for what it left over.
+local function are_slots_full(key, limit)
+  local held = slots_of(key)
+  if held.num >= limit then
+    held.num = held.num - call('ZREMRANGEBYSCORE', key, '-inf', text(now))
+  end
+  return held.num >= limit
 end
 
 local function budget_of(key)
@@ -146,14 +170,15 @@ end
 
 local function change_budget(key, spent, held, window)
   local budget = budget_of(key)
-  budget.spent, budget.held = budget.spent + spent, budget.held + held
-  budget.is_changed, budget.is_kept, budget.to = true, true, window.to
+  if not budget.is_kept then
+    budget.is_new, budget.is_kept, budget.to = true, true, window.to
+  end
+  budget.spent, budget.held, budget.is_changed = budget.spent + spent, budget.held + held, true
 end
 
 local function take_slot(key, lease, expires)
   local held = slots_of(key)
   held.num = held.num + call('ZADD', key, text(expires), lease)
-  held.is_changed = true
 end
 
 local function free_slot(key, lease)
@@ -181,9 +206,7 @@ local function moved(rate, limit, cost)
   return tat + step + carry, new_rest
 end
 
-local function move(key, limit, cost)
-  local rate = rate_of(key)
-  local tat, rest = moved(rate, limit, cost)
+local function move_to(rate, limit, tat, rest)
   local latest = now + MINUTE_US + MAX_DEBT_US
   if tat >= latest then
     tat, rest = latest, 0
@@ -191,10 +214,17 @@ local function move(key, limit, cost)
   rate.tat, rate.rest, rate.rest_of, rate.is_changed = tat, rest, limit, true
 end
 
-local has_leased = false
+local function move(key, limit, cost)
+  local rate = rate_of(key)
+  move_to(rate, limit, moved(rate, limit, cost))
+end
+
+local is_first_lease, has_renewed = false, false
 
 local function write_back()
-  if has_leased then
+  -- A lease outlives the life that its keys got from the first one only by renewals, which come often
+  -- and lengthen it.
+  if is_first_lease or has_renewed then
     call('PEXPIRE', leases_key, DAY_MS)
     call('PEXPIRE', held_key, DAY_MS)
   end
@@ -213,14 +243,14 @@ local function write_back()
     end
   end
   for key, held in pairs(slots) do
-    if held.is_changed then
+    if held.is_new and held.num > 0 or held.is_renewed then
       call('PEXPIRE', key, DAY_MS)
     end
   end
   for key, budget in pairs(budgets) do
     if budget.is_changed then
       call('HSET', key, 'spent', text(budget.spent), 'held', text(budget.held))
-      if budget.to > 0 then
+      if budget.is_new and budget.to > 0 then
         call('PEXPIRE', key, text(math.max(floor((budget.to - now) / 1000), 0) + 7 * DAY_MS))
       end
     end
@@ -251,8 +281,15 @@ local function key_of(charge, at)
   if charge.kind == RATE or charge.kind == SLOTS then
     return charge.key, nil
   end
-  local window = window_of(charge.kind, at)
-  return charge.key .. ':' .. window.name, window
+  if at ~= now then
+    local window = window_of(charge.kind, at)
+    return charge.key .. ':' .. window.name, window
+  end
+  if not charge.now_key then
+    charge.now_window = window_of(charge.kind, now)
+    charge.now_key = charge.key .. ':' .. charge.now_window.name
+  end
+  return charge.now_key, charge.now_window
 end
 
 -- What a lease holds: {packed set, admitted at, amounts by measure, state}. State: PLAIN; REBUILT from
@@ -260,7 +297,6 @@ end
 local PLAIN, REBUILT, RESTORED = 0, 1, 2
 
 local function keep_lease(lease, packed, at, amounts, state, expires)
-  has_leased = true
   call('HSET', held_key, lease, cmsgpack.pack({packed, at, amounts, state}))
   call('ZADD', leases_key, text(expires), lease)
 end
@@ -292,6 +328,11 @@ local function expire_lease(lease)
 end
 
 local function sweep()
+  local first = call('ZRANGE', leases_key, 0, 0, 'WITHSCORES')
+  is_first_lease = not first[1]
+  if is_first_lease or tonumber(first[2]) > now then
+    return
+  end
   local expired = call('ZRANGE', leases_key, '-inf', text(now), 'BYSCORE', 'LIMIT', 0, MAX_SWEEP)
   for _, lease in ipairs(expired) do
     expire_lease(lease)

@@ -7,12 +7,12 @@ local function renew(op)
   for _, lease in ipairs(op[3]) do
     local it = live_lease(lease)
     if it then
-      has_leased = true
+      has_renewed = true
       call('ZADD', leases_key, 'XX', text(expires), lease)
       for _, charge in ipairs(set_of(it[1])) do
         if charge.kind == SLOTS then
           call('ZADD', charge.key, 'XX', text(expires), lease)
-          slots_of(charge.key).is_changed = true
+          slots_of(charge.key).is_renewed = true
         end
       end
     end
