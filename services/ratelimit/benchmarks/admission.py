@@ -1,4 +1,4 @@
-"""Admissions a second: through the service, by direct script calls, and by `limits`. See README.md."""
+"""Admissions a second: through the service, by direct script calls, by `limits`. See README.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import contextlib
 import itertools
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -140,8 +139,10 @@ async def pace(admit: Admit, num_tenants: int, seconds: float) -> Figures:
 async def service(server: LocalServer) -> AsyncIterator[Way]:
     """Through the real service in a process of its own."""
     ports = free_port(), free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "headrace_ratelimit"],
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "headrace_ratelimit",
         env={
             **os.environ,
             "HEADRACE_RATELIMIT_LISTEN": f"127.0.0.1:{ports[0]}",
@@ -168,7 +169,7 @@ async def service(server: LocalServer) -> AsyncIterator[Way]:
     finally:
         await client.close()
         process.terminate()
-        process.wait(10)
+        await process.wait()
 
 
 @contextlib.asynccontextmanager

@@ -62,7 +62,7 @@ class RedisPipeline:
         return pipeline
 
     def send(self, commands: Sequence[Sequence[CommandPart]]) -> asyncio.Future[list[Reply]]:
-        """Send commands, at least one; the future gets their replies, errors (`ReplyError`) among them.
+        """Send commands, at least one; the future gets their replies, `ReplyError`s among them.
 
         Cancelling the future does not call the commands back; close the connection then.
 
