@@ -13,13 +13,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from headrace_common.settings import SettingsError
+from headrace_common.toml_file import load_toml
 
 _ENDPOINT = r"^(tcp|ipc)://.+"
 
@@ -50,15 +49,4 @@ def load_engines_file(path: Path | None) -> tuple[EngineEntry, ...]:
     Raises:
         SettingsError: it cannot be read or says something wrong; the message lists every mistake.
     """
-    if path is None:
-        return ()
-    try:
-        return EnginesFile.model_validate(tomllib.loads(path.read_text())).engine
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"engines file {path}: {error}") from error
-    except ValidationError as error:
-        mistakes = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}"
-            for item in error.errors()
-        )
-        raise SettingsError(f"engines file {path}: {mistakes}") from error
+    return () if path is None else load_toml(path, EnginesFile, "engines file").engine

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from random import Random
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from headrace_common.settings import SettingsError
+from headrace_common.toml_file import load_toml
 from headrace_router.policies.consistent_hash import (
     ConsistentHashParameters,
     ConsistentHashPolicy,
@@ -184,17 +183,5 @@ def load_policy_file(path: Path | None) -> PolicyFile:
     Raises:
         SettingsError: it cannot be read or says something wrong; the message lists every mistake.
     """
-    try:
-        if path is None:
-            text = (resources.files("headrace_router") / "policy.toml").read_text()
-        else:
-            text = path.read_text()
-        return PolicyFile.model_validate(tomllib.loads(text))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"policy file {path}: {error}") from error
-    except ValidationError as error:
-        mistakes = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}"
-            for item in error.errors()
-        )
-        raise SettingsError(f"policy file {path}: {mistakes}") from error
+    packaged = resources.files("headrace_router") / "policy.toml"
+    return load_toml(packaged if path is None else path, PolicyFile, "policy file")
