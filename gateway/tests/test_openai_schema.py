@@ -79,7 +79,9 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"zap": 1}}, "stream_options.zap"),
         ({"store": True}, "store"),
-        ({"service_tier": "priority"}, "service_tier"),
+        ({"service_tier": "fast"}, "service_tier"),
+        ({"priority": 3}, "priority"),
+        ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
         ({"metadata": {"a": 1}}, "metadata"),
         ({"zap": 1}, "zap"),
     ],
@@ -127,7 +129,6 @@ def test_what_is_not_strict_json_is_refused(body: bytes) -> None:
         ("audio", {"voice": "x"}),
         ("modalities", ["audio"]),
         ("prediction", {"type": "content", "content": "x"}),
-        ("reasoning_effort", "low"),
         ("verbosity", "low"),
         ("web_search_options", {}),
     ],
@@ -289,8 +290,9 @@ def test_prompts_of_every_kind(prompt: Any, expected: Any) -> None:
         ({"prompt": [2**32]}, "prompt"),
         ({"prompt": ["a"] * 65, "n": 2}, "prompt"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
-        ({"prompt": "a", "echo": True}, "echo"),
-        ({"prompt": "a", "best_of": 2}, "best_of"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "a", "best_of": 1, "n": 2}, "best_of"),
+        ({"prompt": "a", "best_of": 2, "stream": True}, "best_of"),
         ({"prompt": "a", "logprobs": True}, "logprobs"),
         ({"prompt": "a", "tools": []}, "tools"),
         ({"prompt": "a", "max_completion_tokens": 4}, "max_completion_tokens"),
@@ -301,3 +303,32 @@ def test_wrong_completion_fields_are_named(fields: dict[str, Any], param: str) -
     with pytest.raises(InvalidRequest) as caught:
         completion(**fields)
     assert caught.value.param == param
+
+
+def test_words_to_the_template_arrive_and_are_judged() -> None:
+    """Whether the template knows them is seen once the model is known."""
+    request = chat(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False})
+    assert request.template_args == {"enable_thinking": False, "reasoning_effort": "low"}
+    judged = {part.path: part.text for part in request.guard_parts}
+    assert "low" in judged["chat_template_kwargs"]
+
+
+def test_what_is_shown_beside_the_text() -> None:
+    """Ids and the prompt's log probabilities are carried by the worker's log probabilities."""
+    plain = chat()
+    assert plain.logprobs is None
+    ids = chat(return_token_ids=True)
+    assert (ids.logprobs.output, ids.logprobs.top, ids.shown.logprobs) == (True, 0, False)
+    of_prompt = chat(prompt_logprobs=3)
+    assert (of_prompt.logprobs.prompt, of_prompt.logprobs.top) == (True, 3)
+    echo = completion(prompt="a", echo=True, max_tokens=0, logprobs=1)
+    assert (echo.limits.max_tokens, echo.shown.is_echo_only, echo.logprobs.prompt) == (
+        1,
+        True,
+        True,
+    )
+    best = completion(prompt="a", best_of=5, n=2)
+    assert (best.n, best.shown.num_best, best.logprobs.output) == (5, 2, True)
+    assert chat(service_tier="flex").service_tier == "flex"
+    assert chat(service_tier="auto").shown.tier == "default"
+    assert list(chat(allowed_token_ids=[3]).sampling.allowed_token_ids) == [3]

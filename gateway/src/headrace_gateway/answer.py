@@ -77,6 +77,8 @@ class _Choice:
     is_redacted: bool = False
     # Finds calls in the text; None = no function may be called.
     reader: ToolCallReader | None = None
+    # Its job, while the prompt is still to be repeated before the first text; then None.
+    echoes: Job | None = None
 
     def note(self, delta: pb.ChoiceDelta) -> None:
         for logprob in delta.logprobs:
@@ -113,6 +115,7 @@ class Answer:
         clock: time.
         on_started: called once, when the first worker has taken a job.
         may_call: whether the text may hold calls of functions.
+        is_echo_only: only the prompts are repeated.
     """
 
     def __init__(
@@ -125,14 +128,16 @@ class Answer:
         on_started: Callable[[Job], None],
         *,
         may_call: bool = False,
+        is_echo_only: bool = False,
     ) -> None:
         self._generator, self._jobs, self._check = generator, jobs, check
         self._sink, self._clock, self._on_started = sink, clock, on_started
         self._choices = [
-            _Choice(reader=ToolCallReader() if may_call else None)
+            _Choice(reader=ToolCallReader() if may_call else None, echoes=job if job.echo else None)
             for job in jobs
             for _ in range(job.generate.n)
         ]
+        self._is_echo_only = is_echo_only
         self._started = asyncio.Event()
         self._may_go_on = asyncio.Event()
         self._may_go_on.set()
@@ -233,8 +238,12 @@ class Answer:
         logprobs = choice.released_logprobs(release)
         if release.text or logprobs:
             self.first_text_s = self.first_text_s or self._clock.now_s()
+        if choice.echoes is not None:
+            job, choice.echoes = choice.echoes, None
+            of_prompt = job.prompt_logprobs if job.generate.logprobs.prompt else None
+            self._sink.add_text(release.choice_idx, job.echo, of_prompt)
         if choice.reader is None:
-            if release.text or logprobs:
+            if (release.text or logprobs) and not self._is_echo_only:
                 self._sink.add_text(release.choice_idx, release.text, logprobs)
         else:
             self._emit_pieces(release, choice.reader, logprobs)
@@ -246,6 +255,7 @@ class Answer:
             has_called = choice.reader is not None and choice.reader.num_calls > 0
             is_call = has_called and choice.finish_reason == "stop"
             reason = "tool_calls" if is_call else choice.finish_reason
+            reason = "length" if self._is_echo_only else reason
             self._sink.add_finish(release.choice_idx, reason, choice.stop_matched)
 
     def _emit_pieces(

@@ -7,7 +7,7 @@ cut an event in readers that split on them (U+2028, U+2029, U+0085) are escaped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +15,8 @@ import orjson
 
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1.worker_pb2 import TokenLogprob
+from headrace_gateway.api_request import Shown
+from headrace_gateway.generation import Job
 from headrace_gateway.pricing import cached_tokens
 from headrace_gateway.tool_calls import call_id
 
@@ -53,6 +55,64 @@ class AnswerHead:
     created_unix_s: int
     model: str
     fingerprint: str
+    # Said if the client named one.
+    service_tier: str | None = None
+
+    def fields(self, kind: str) -> Json:
+        """Return them as an object's first fields."""
+        fields: Json = {
+            "id": self.answer_id,
+            "object": kind,
+            "created": self.created_unix_s,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+        if self.service_tier is not None:
+            fields["service_tier"] = self.service_tier
+        return fields
+
+
+class AnswerExtras:
+    """What some clients want beside the text: ids, log probabilities of the prompt.
+
+    Args:
+        shown: what is wanted.
+        jobs: the prompts, in order.
+    """
+
+    def __init__(self, shown: Shown | None = None, jobs: Sequence[Job] = ()) -> None:
+        self.shown, self._jobs = shown or Shown(logprobs=True), jobs
+
+    def shown_logprobs(
+        self, logprobs: Sequence[TokenLogprob] | None
+    ) -> Sequence[TokenLogprob] | None:
+        """Return them if they are wanted for themselves."""
+        return logprobs if self.shown.logprobs else None
+
+    def whole_logprobs(
+        self, choice: ChoiceAnswer, form: Callable[[Sequence[TokenLogprob]], Json]
+    ) -> Json | None:
+        """Return a whole choice's."""
+        return form(choice.logprobs) if self.shown.logprobs and choice.logprobs else None
+
+    def of_output(self, logprobs: Sequence[TokenLogprob] | None) -> Json:
+        """Return what is wanted of these output tokens."""
+        if not self.shown.token_ids:
+            return {}
+        return {"token_ids": [token.token_id for token in logprobs or ()]}
+
+    def of_prompt(self, choice_idx: int) -> Json:
+        """Return what is wanted of the prompt of a choice."""
+        if not (self.shown.token_ids or self.shown.prompt_logprobs):
+            return {}
+        num_choices = self.shown.num_best or self._jobs[0].generate.n or 1
+        job = self._jobs[choice_idx // num_choices]
+        said: Json = {}
+        if self.shown.token_ids:
+            said["prompt_token_ids"] = list(job.generate.prompt_token_ids)
+        if self.shown.prompt_logprobs:
+            said["prompt_logprobs"] = _prompt_logprobs(job.prompt_logprobs)
+        return said
 
 
 class AnswerFormat(Protocol):
@@ -126,14 +186,18 @@ def event(payload: bytes) -> bytes:
 class ChatFormat:
     """Chat completions."""
 
-    def __init__(self, head: AnswerHead) -> None:
-        self._head = head
+    def __init__(self, head: AnswerHead, extras: AnswerExtras | None = None) -> None:
+        self._head, self._extras = head, extras or AnswerExtras()
         self._prefix = _prefix(head, "chat.completion.chunk")
 
     def opening(self, choice_idx: int) -> bytes:
         """Return the chunk that names the role."""
         return self._chunk(
-            choice_idx, b'{"role":"assistant","content":"","refusal":null}', b"null", b"null", b""
+            choice_idx,
+            b'{"role":"assistant","content":"","refusal":null}',
+            b"null",
+            b"null",
+            _more(self._extras.of_prompt(0)) if choice_idx == 0 else b"",
         )
 
     def delta(
@@ -141,7 +205,9 @@ class ChatFormat:
     ) -> bytes:
         """Return a chunk with text."""
         delta = b'{"content":' + encode_text(text) + b"}"
-        return self._chunk(choice_idx, delta, self._logprobs(logprobs), b"null", usage)
+        more = _more(self._extras.of_output(logprobs))
+        shown = self._extras.shown_logprobs(logprobs)
+        return self._chunk(choice_idx, delta, self._logprobs(shown), b"null" + more, usage)
 
     def call(self, choice_idx: int, call_idx: int, name: str, usage: bytes) -> bytes:
         """Return the chunk that begins a call: index, id and name."""
@@ -177,12 +243,14 @@ class ChatFormat:
                 {
                     "index": idx,
                     "message": self._message(idx, it),
-                    "logprobs": chat_logprobs(it.logprobs) if it.logprobs else None,
+                    "logprobs": self._extras.whole_logprobs(it, chat_logprobs),
                     "finish_reason": it.finish_reason,
+                    **self._extras.of_output(it.logprobs),
                 }
                 for idx, it in enumerate(choices)
             ],
             usage,
+            self._extras.of_prompt(0),
         )
 
     def _message(self, choice_idx: int, choice: ChoiceAnswer) -> Json:
@@ -219,8 +287,8 @@ class ChatFormat:
 class CompletionFormat:
     """Text completions."""
 
-    def __init__(self, head: AnswerHead) -> None:
-        self._head = head
+    def __init__(self, head: AnswerHead, extras: AnswerExtras | None = None) -> None:
+        self._head, self._extras = head, extras or AnswerExtras()
         self._prefix = _prefix(head, "text_completion")
         self._offsets: dict[int, int] = {}
 
@@ -232,11 +300,15 @@ class CompletionFormat:
         self, choice_idx: int, text: str, logprobs: Sequence[TokenLogprob] | None, usage: bytes
     ) -> bytes:
         """Return a chunk with text."""
-        encoded = b"null"
-        if logprobs:
-            encoded = orjson.dumps(_text_logprobs(logprobs, self._offsets.get(choice_idx, 0)))
-            self._offsets[choice_idx] = self._offsets.get(choice_idx, 0) + _num_chars(logprobs)
-        return self._chunk(choice_idx, encode_text(text), encoded, b"null", usage)
+        encoded, is_first = b"null", choice_idx not in self._offsets
+        offset = self._offsets.setdefault(choice_idx, 0)
+        if shown := self._extras.shown_logprobs(logprobs):
+            encoded = orjson.dumps(self._logprobs(shown, offset))
+            self._offsets[choice_idx] += _num_chars(shown)
+        more = self._extras.of_output(logprobs if text or not self._extras.shown.echo else None)
+        if is_first:
+            more = {**self._extras.of_prompt(choice_idx), **more}
+        return self._chunk(choice_idx, encode_text(text), encoded, b"null" + _more(more), usage)
 
     def call(self, choice_idx: int, call_idx: int, name: str, usage: bytes) -> bytes:
         """Text completions take no tools."""
@@ -263,13 +335,22 @@ class CompletionFormat:
                 {
                     "index": idx,
                     "text": it.text,
-                    "logprobs": _text_logprobs(it.logprobs, 0) if it.logprobs else None,
+                    "logprobs": self._extras.whole_logprobs(it, self._logprobs),
                     "finish_reason": it.finish_reason,
+                    **self._extras.of_prompt(idx),
+                    **self._extras.of_output(it.logprobs),
                 }
                 for idx, it in enumerate(choices)
             ],
             usage,
         )
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprob], offset: int = 0) -> Json:
+        said = _text_logprobs(logprobs, offset)
+        if offset == 0 and self._extras.shown.echo:
+            # Nothing comes before the first token of a prompt.
+            said["token_logprobs"][0] = said["top_logprobs"][0] = None
+        return said
 
     def _chunk(
         self, choice_idx: int, text: bytes, logprobs: bytes, reason: bytes, usage: bytes
@@ -285,30 +366,37 @@ class CompletionFormat:
 
 
 def _prefix(head: AnswerHead, kind: str) -> bytes:
-    fixed = orjson.dumps(
-        {
-            "id": head.answer_id,
-            "object": kind,
-            "created": head.created_unix_s,
-            "model": head.model,
-            "system_fingerprint": head.fingerprint,
-        }
-    )
-    return fixed[:-1] + b',"choices":['
+    return orjson.dumps(head.fields(kind))[:-1] + b',"choices":['
 
 
-def _whole(head: AnswerHead, kind: str, choices: list[Json], usage: TokenUsage) -> bytes:
+def _whole(
+    head: AnswerHead, kind: str, choices: list[Json], usage: TokenUsage, more: Json | None = None
+) -> bytes:
     return orjson.dumps(
-        {
-            "id": head.answer_id,
-            "object": kind,
-            "created": head.created_unix_s,
-            "model": head.model,
-            "system_fingerprint": head.fingerprint,
-            "choices": choices,
-            "usage": usage_json(usage),
-        }
+        {**head.fields(kind), "choices": choices, "usage": usage_json(usage), **(more or {})}
     )
+
+
+def _more(fields: Json) -> bytes:
+    """Return further fields of an object, to be put behind others."""
+    return b"," + orjson.dumps(fields)[1:-1] if fields else b""
+
+
+def _prompt_logprobs(tokens: Sequence[TokenLogprob]) -> list[Json | None]:
+    """Return vLLM's shape: a dictionary by id for each token, none for the first."""
+    return [None if idx == 0 else _ranked(token) for idx, token in enumerate(tokens)]
+
+
+def _ranked(token: TokenLogprob) -> Json:
+    ranks = {other.token_id: rank for rank, other in enumerate(token.top, 1)}
+    return {
+        str(it.token_id): {
+            "logprob": it.logprob,
+            "rank": ranks.get(it.token_id),
+            "decoded_token": _token_text(it),
+        }
+        for it in (*token.top, token)
+    }
 
 
 def _token_text(token: TokenLogprob) -> str:

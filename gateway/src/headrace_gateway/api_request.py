@@ -118,6 +118,37 @@ class ToolUse:
         ]
 
 
+class ServiceTier(StrEnum):
+    """How urgently a request is served, and at which price."""
+
+    DEFAULT = "default"
+    FLEX = "flex"
+    PRIORITY = "priority"
+
+
+@dataclass(slots=True)
+class Shown:
+    """What the answer holds beside the text.
+
+    Args:
+        logprobs: log probabilities of the output, as the worker was asked for.
+        token_ids: the ids of prompt and output.
+        prompt_logprobs: log probabilities of the prompt.
+        echo: the prompt, before each choice's text.
+        is_echo_only: nothing but the prompt; the one token that is computed is left out.
+        num_best: choices to keep of each prompt's, the likeliest first; 0 = all.
+        tier: the class of service, if the client named one.
+    """
+
+    logprobs: bool = False
+    token_ids: bool = False
+    prompt_logprobs: bool = False
+    echo: bool = False
+    is_echo_only: bool = False
+    num_best: int = 0
+    tier: ServiceTier | None = None
+
+
 @dataclass(slots=True)
 class ApiRequest:
     """One parsed request: all that the guard judges, and all that a prompt is made of.
@@ -154,6 +185,10 @@ class ApiRequest:
     seed: int | None = None
     logprobs: LogprobOptions | None = None
     session_id: str = ""
+    shown: Shown = field(default_factory=Shown)
+    service_tier: ServiceTier = ServiceTier.DEFAULT
+    # Given to the chat template beside the conversation. Any: JSON values.
+    template_args: dict[str, Any] = field(default_factory=dict)
     # A feature that is not offered yet, told only after the guard has seen the input.
     unsupported: InvalidRequest | None = None
 

@@ -27,6 +27,7 @@ from headrace_gateway.auth import KeyAuth
 from headrace_gateway.http_exchange import AsgiApp, HttpExchange, Receive, Scope, Send
 from headrace_gateway.idempotency import Idempotency
 from headrace_gateway.metrics import GatewayMetrics
+from headrace_gateway.pricing import price_tier
 from headrace_gateway.rate_headers import header_pairs, is_limit_header
 from headrace_gateway.request_flow import RequestFlow
 from headrace_gateway.visit import Caller, Dialect, Exchange, Visit, WatchedExchange
@@ -217,6 +218,7 @@ class HotRoute(ApiRoute):
             reading.request,
             reading.make_sink,
             started_s,
+            price_tier(reading.request),
         )
         if reading.detach is not None:
             await exchange.send_json(200, await reading.detach(visit))

@@ -76,6 +76,9 @@ class Job:
     usage: TokenUsage = field(default_factory=TokenUsage)
     tokens: dict[int, list[int]] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
+    # Text that goes before each choice's own.
+    echo: str = ""
+    prompt_logprobs: list[pb.TokenLogprob] = field(default_factory=list)
 
     @property
     def is_done(self) -> bool:
@@ -259,6 +262,8 @@ def _take(job: Job, ref: ReplicaRef, event: pb.GenerateEvent) -> bool:
             job.replicas.append(started)
     for delta in [delta for delta in event.deltas if delta.choice_idx in job.finished]:
         event.deltas.remove(delta)
+    if event.prompt_logprobs:
+        job.prompt_logprobs = list(event.prompt_logprobs)
     has_tokens = False
     for delta in event.deltas:
         if delta.token_ids:

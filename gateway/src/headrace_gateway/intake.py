@@ -13,8 +13,9 @@ from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.guard.v1 import guard_pb2
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
 from headrace_contracts.router.v1.router_pb2 import PickRequest
+from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH, Priority
 from headrace_contracts.worker.v1.worker_pb2 import GenerateRequest, Stopping
-from headrace_gateway.api_request import ApiRequest, Prompt
+from headrace_gateway.api_request import ApiRequest, Prompt, ServiceTier
 from headrace_gateway.constraints import output_constraint
 from headrace_gateway.generation import Job
 from headrace_gateway.model_directory import ServedModel
@@ -134,14 +135,31 @@ def make_jobs(
             block_size_tokens=model.card.recipe.block_size_tokens or blocks.BLOCK_SIZE_TOKENS,
             prompt_tokens=len(prompt.token_ids),
             expected_output_tokens=prompt.max_tokens * request.n,
-            priority=principal.priority,
+            priority=priority_of(request, principal),
             tenant_id=principal.tenant_id,
             session_id=request.session_id,
         )
         jobs.append(
-            Job(pick, _generate(job_id, request, model, principal, prompt, seed), idx * request.n)
+            Job(
+                pick,
+                _generate(job_id, request, model, principal, prompt, seed),
+                idx * request.n,
+                echo=_echo(request, idx, model.encoder),
+            )
         )
     return jobs
+
+
+def priority_of(request: ApiRequest, principal: Principal) -> Priority.ValueType:
+    """Return the request's class in queues: the key's, or a lower one that it asked for."""
+    return PRIORITY_BATCH if request.service_tier is ServiceTier.FLEX else principal.priority
+
+
+def _echo(request: ApiRequest, prompt_idx: int, encoder: PromptEncoder) -> str:
+    if not request.shown.echo:
+        return ""
+    prompt = request.prompts[prompt_idx]
+    return prompt if isinstance(prompt, str) else encoder.decode(prompt)
 
 
 def _generate(
@@ -166,7 +184,7 @@ def _generate(
             stop_token_ids=limits.stop_token_ids,
             ignore_eos=limits.ignore_eos,
         ),
-        priority=principal.priority,
+        priority=priority_of(request, principal),
         n=request.n,
         seed=seed,
         logprobs=request.logprobs,
@@ -178,7 +196,7 @@ def _all_ids(request: ApiRequest, encoder: PromptEncoder) -> list[list[int]]:
     if request.endpoint.is_conversation:
         tools = request.tools
         shown = tools.functions if tools is not None and tools.is_offered else []
-        return [encoder.encode_chat(request.messages, shown)]
+        return [encoder.encode_chat(request.messages, shown, request.template_args)]
     return [_prompt_ids(prompt, encoder) for prompt in request.prompts]
 
 

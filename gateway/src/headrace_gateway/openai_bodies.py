@@ -187,19 +187,24 @@ class CommonBody(Struct, kw_only=True, forbid_unknown_fields=True):
     n: Annotated[int, Meta(ge=1, le=8)] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: Annotated[list[Token], Meta(max_length=64)] | None = None
-    max_tokens: Positive | None = None
+    max_tokens: Token | None = None
     min_tokens: Token | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptionsBody | None = None
     user: Text | None = None
     metadata: Annotated[dict[str, Text], Meta(max_length=16)] | None = None
-    service_tier: str | None = None
+    service_tier: Literal["auto", "default", "flex", "priority", "scale", "fast"] | None = None
+    # vLLM's number; only 0, the usual place in the queue. Others: see service_tier.
+    priority: int | None = None
     store: bool | None = None
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None
     response_format: ResponseFormatBody | None = None
     structured_outputs: StructuredOutputsBody | None = None
+    allowed_token_ids: Annotated[list[Token], Meta(min_length=1, max_length=1024)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    return_token_ids: bool | None = None
 
 
 class ChatBody(CommonBody, kw_only=True):
@@ -224,10 +229,13 @@ class ChatBody(CommonBody, kw_only=True):
     audio: Any = None
     modalities: Any = None
     prediction: Any = None
-    reasoning_effort: Any = None
+    # Passed by to the model's template, where that knows them.
+    reasoning_effort: Text | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     verbosity: Any = None
     web_search_options: Any = None
     prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
     moderation: Any = None
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headrace_common.clock import Clock
-from headrace_common.errors import HeadraceError
+from headrace_common.errors import HeadraceError, InvalidRequest
+from headrace_contracts.types.v1.types_pb2 import PRIORITY_HIGH
 from headrace_gateway import error_body
 from headrace_gateway.answer import Sink, total_usage
 from headrace_gateway.answer_format import (
+    AnswerExtras,
     AnswerFormat,
     AnswerHead,
     ChatFormat,
     CompletionFormat,
     event,
 )
-from headrace_gateway.api_request import ApiRequest, Endpoint
+from headrace_gateway.api_request import ApiRequest, Endpoint, ServiceTier
 from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.sse import DONE, StreamedAnswer
 from headrace_gateway.visit import Caller, Reading, Visit
@@ -37,7 +39,13 @@ class OpenAiDialect:
 
     async def read(self, body: bytes, caller: Caller) -> Reading:
         """Parse a body."""
-        return Reading(self._parse(body), make_sink)
+        request = self._parse(body)
+        if (
+            request.service_tier is ServiceTier.PRIORITY
+            and caller.principal.priority < PRIORITY_HIGH
+        ):
+            raise InvalidRequest("This key has no priority service.", param="service_tier")
+        return Reading(request, make_sink)
 
     def error_body(self, error: HeadraceError, request_id: str) -> bytes:
         """Return the JSON of an error."""
@@ -52,7 +60,8 @@ def make_sink(visit: Visit, model: ServedModel, clock: Clock) -> Sink:
     """Return where the answer goes: a stream or a whole."""
     form = answer_format(visit, model, clock)
     if not visit.request.streaming.is_stream:
-        return WholeAnswer(visit.exchange, form)
+        shown = visit.request.shown
+        return WholeAnswer(visit.exchange, form, shown.num_best, visit.request.n)
     return StreamedAnswer(
         visit.exchange, form, visit.request.streaming, lambda: total_usage(visit.jobs), clock
     )
@@ -67,5 +76,7 @@ def answer_format(visit: Visit, model: ServedModel, clock: Clock) -> AnswerForma
         created_unix_s=int(clock.unix_s()),
         model=model.card.model,
         fingerprint="fp_" + model.card.fingerprint[:12],
+        service_tier=visit.request.shown.tier,
     )
-    return ChatFormat(head) if is_chat else CompletionFormat(head)
+    extras = AnswerExtras(visit.request.shown, visit.jobs)
+    return ChatFormat(head, extras) if is_chat else CompletionFormat(head, extras)

@@ -21,6 +21,8 @@ from headrace_gateway.api_request import (
     Limits,
     Message,
     Prompt,
+    ServiceTier,
+    Shown,
     StreamOptions,
 )
 from headrace_gateway.json_body import check_depth, decode
@@ -30,6 +32,7 @@ from headrace_gateway.openai_bodies import (
     AudioPart,
     ChatBody,
     CommonBody,
+    CompletionBody,
     FilePart,
     ImagePart,
     MessageBody,
@@ -57,10 +60,10 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "audio": (),
     "modalities": (["text"],),
     "prediction": (),
-    "reasoning_effort": (),
-    "verbosity": (),
+    "verbosity": ("medium",),
     "web_search_options": (),
-    "prompt_cache_retention": (),
+    "prompt_cache_retention": ("in_memory",),
+    "prompt_cache_options": ({}, {"mode": "implicit"}),
     "moderation": (),
 }
 
@@ -84,9 +87,11 @@ def read_chat(chat: ChatBody, endpoint: Endpoint = Endpoint.CHAT) -> ApiRequest:
         raise InvalidRequest("messages must hold at least one message.", param="messages")
     if chat.top_logprobs is not None and not chat.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    if chat.max_tokens == 0:
+        raise InvalidRequest("max_tokens must be at least 1.", param="max_tokens")
     request = _common(chat, endpoint, chat.max_completion_tokens or chat.max_tokens)
-    if chat.logprobs:
-        request.logprobs = LogprobOptions(output=True, top=chat.top_logprobs or 0)
+    _add_logprobs(request, chat, (chat.top_logprobs or 0) if chat.logprobs else None)
+    request.template_args = _template_args(chat)
     _add_messages(request, chat.messages)
     add_tools(request, chat)
     add_constraint(request, chat)
@@ -102,15 +107,12 @@ def parse_completion(body: bytes) -> ApiRequest:
         InvalidRequest: `param` names the field at fault.
     """
     asked = decode(COMPLETION_DECODER, body)
-    request = _common(asked, Endpoint.COMPLETIONS, asked.max_tokens)
-    if asked.echo:
-        raise _not_supported("echo")
     if asked.suffix:
         raise _not_supported("suffix")
-    if asked.best_of is not None and asked.best_of != request.n:
-        raise InvalidRequest("best_of other than n is not supported yet.", param="best_of")
-    if asked.logprobs is not None:
-        request.logprobs = LogprobOptions(output=True, top=asked.logprobs)
+    request = _common(asked, Endpoint.COMPLETIONS, asked.max_tokens)
+    _add_logprobs(request, asked, asked.logprobs)
+    _add_echo(request, asked)
+    _add_best_of(request, asked)
     request.prompts = _prompts(asked.prompt)
     if len(request.prompts) * request.n > _MAX_CHOICES:
         raise InvalidRequest(
@@ -127,9 +129,9 @@ def parse_completion(body: bytes) -> ApiRequest:
 def _common(asked: CommonBody, endpoint: Endpoint, max_tokens: int | None) -> ApiRequest:
     if asked.store:
         raise _not_supported("store")
-    if asked.service_tier not in (None, "auto", "default"):
+    if asked.priority:
         raise InvalidRequest(
-            "service_tier other than auto and default is not supported yet.", param="service_tier"
+            "priority other than 0 is not supported; use service_tier.", param="priority"
         )
     limits = Limits(
         max_tokens=max_tokens,
@@ -142,6 +144,7 @@ def _common(asked: CommonBody, endpoint: Endpoint, max_tokens: int | None) -> Ap
         raise InvalidRequest("seed must fit in 64 bits.", param="seed")
     if max_tokens is not None and limits.min_tokens > max_tokens:
         raise InvalidRequest("min_tokens may not be above max_tokens.", param="min_tokens")
+    tier = _tier(asked.service_tier)
     return ApiRequest(
         endpoint=endpoint,
         model=asked.model,
@@ -151,6 +154,8 @@ def _common(asked: CommonBody, endpoint: Endpoint, max_tokens: int | None) -> Ap
         n=asked.n or 1,
         seed=None if asked.seed is None else asked.seed % 2**64,
         session_id=asked.prompt_cache_key or "",
+        shown=Shown(tier=None if asked.service_tier is None else tier),
+        service_tier=tier,
     )
 
 
@@ -166,7 +171,65 @@ def _sampling(asked: CommonBody) -> Sampling:
         presence_penalty=asked.presence_penalty or 0.0,
         repetition_penalty=asked.repetition_penalty or 0.0,
         logit_bias=_biases(asked.logit_bias or {}),
+        allowed_token_ids=asked.allowed_token_ids or (),
     )
+
+
+def _tier(asked: str | None) -> ServiceTier:
+    if asked in ("scale", "fast"):
+        raise InvalidRequest(
+            "service_tier may be auto, default, flex or priority.", param="service_tier"
+        )
+    return ServiceTier.DEFAULT if asked in (None, "auto") else ServiceTier(asked)
+
+
+def _add_logprobs(request: ApiRequest, asked: CommonBody, top: int | None) -> None:
+    """Ask for log probabilities: for themselves, or since they carry what else is wanted."""
+    shown, of_prompt = request.shown, asked.prompt_logprobs
+    shown.logprobs, shown.token_ids = top is not None, bool(asked.return_token_ids)
+    shown.prompt_logprobs = of_prompt is not None
+    if of_prompt is not None and request.streaming.is_stream:
+        raise InvalidRequest(
+            "prompt_logprobs are given in whole answers only.", param="prompt_logprobs"
+        )
+    if shown.logprobs or shown.token_ids or shown.prompt_logprobs:
+        request.logprobs = LogprobOptions(
+            output=shown.logprobs or shown.token_ids,
+            top=max(top or 0, of_prompt or 0),
+            prompt=shown.prompt_logprobs,
+        )
+
+
+def _add_echo(request: ApiRequest, asked: CompletionBody) -> None:
+    shown = request.shown
+    shown.echo = bool(asked.echo)
+    if asked.max_tokens == 0:
+        if not asked.echo:
+            raise InvalidRequest("max_tokens must be at least 1, or echo true.", param="max_tokens")
+        # A model's step gives a token; it is computed, and left out.
+        shown.is_echo_only, request.limits.max_tokens = True, 1
+    if asked.echo and request.logprobs is not None and shown.logprobs:
+        request.logprobs.prompt = True
+
+
+def _add_best_of(request: ApiRequest, asked: CompletionBody) -> None:
+    if asked.best_of is None or asked.best_of == request.n:
+        return
+    if asked.best_of < request.n:
+        raise InvalidRequest("best_of must be at least n.", param="best_of")
+    if request.streaming.is_stream:
+        raise InvalidRequest("best_of above n cannot be streamed.", param="best_of")
+    request.shown.num_best, request.n = request.n, asked.best_of
+    request.logprobs = request.logprobs or LogprobOptions()
+    request.logprobs.output = True
+
+
+def _template_args(chat: ChatBody) -> dict[str, Any]:
+    given = dict(chat.chat_template_kwargs or {})
+    check_depth(given, "chat_template_kwargs")
+    if chat.reasoning_effort is not None:
+        given["reasoning_effort"] = chat.reasoning_effort
+    return given
 
 
 def _biases(given: dict[str, float]) -> dict[int, float]:
@@ -284,6 +347,7 @@ def _template_call(call: ToolCallBody) -> Message:
 
 
 def _guard_refused(request: ApiRequest, chat: ChatBody) -> None:
+    guard_json(request, request.template_args, "chat_template_kwargs")
     for field in ("functions", "prediction"):
         value = getattr(chat, field)
         if value:

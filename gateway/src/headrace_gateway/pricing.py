@@ -12,11 +12,18 @@ from headrace_common.clock import Clock
 from headrace_contracts.billing.v1.billing_pb2 import Price, PriceTable
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1 import usage_pb2
+from headrace_gateway.api_request import ApiRequest, ServiceTier
 
 # The table's row for models without one of their own.
 _ANY_MODEL = "default"
 _FREE = Price()
 _STANDARD = int(usage_pb2.PRICE_TIER_STANDARD)
+# flex waits for gaps in the traffic, as batches do.
+_TIERS = {
+    ServiceTier.DEFAULT: usage_pb2.PRICE_TIER_STANDARD,
+    ServiceTier.FLEX: usage_pb2.PRICE_TIER_BATCH,
+    ServiceTier.PRIORITY: usage_pb2.PRICE_TIER_PRIORITY,
+}
 
 
 class PriceBook:
@@ -56,6 +63,11 @@ class PriceBook:
                     if row.effective_from_unix_s <= now < (row.effective_to_unix_s or now + 1):
                         return row
         return None
+
+
+def price_tier(request: ApiRequest) -> usage_pb2.PriceTier.ValueType:
+    """Return at which prices a request that somebody waits for is served."""
+    return _TIERS[request.service_tier]
 
 
 def hold_nano_usd(price: Price | None, prompt_tokens: int, output_tokens: int) -> int:

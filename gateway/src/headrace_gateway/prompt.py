@@ -36,6 +36,7 @@ Message = dict[str, Any]
 # Below this a text is encoded on the caller's thread in well under a millisecond.
 LONG_CHARS = 2048
 _FIRST_MARK, _LAST_MARK = 0xE000, 0xF8FF
+_RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
 _TEMPLATE_KEYS = frozenset(
     ("role", "content", "name", "tool_calls", "tool_call_id", "id", "type", "function", "arguments")
 )
@@ -51,11 +52,28 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._template = _environment().from_string(source) if source else None
-        self._special_tokens = dict(special_tokens)
+        self._source, self._special_tokens = source, dict(special_tokens)
         self.knows_developer = "developer" in source
         self.knows_tools = spells_hermes(source)
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> str:
+    def check_args(self, args: Mapping[str, Any]) -> None:
+        """Refuse what the template would pass over in silence.
+
+        Raises:
+            InvalidRequest: it knows no such word, or the word is ours.
+        """
+        for name in args:
+            is_known = re.search(rf"\b{re.escape(name)}\b", self._source) is not None
+            if name in _RESERVED or name in self._special_tokens or not is_known:
+                param = name if name == "reasoning_effort" else f"chat_template_kwargs.{name[:64]}"
+                raise InvalidRequest(f"This model's chat template takes no {param}.", param=param)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message] = (),
+        args: Mapping[str, Any] | None = None,
+    ) -> str:
         """Render the messages and the opening of the assistant's turn.
 
         Raises:
@@ -72,6 +90,7 @@ class ChatTemplate:
                 documents=None,
                 add_generation_prompt=True,
                 **self._special_tokens,
+                **(args or {}),
             )
         except jinja2.TemplateError as error:
             text = str(error)[:200]
@@ -106,22 +125,30 @@ class PromptEncoder:
             {text[:end] for text in self._special for end in range(1, len(text))}
         )
 
-    def encode_chat(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message] = (),
+        args: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Render and encode a conversation.
 
         Args:
             messages: the conversation.
             tools: functions to show to the model, as templates see them.
+            args: the client's own words to the template.
 
         Raises:
             InvalidRequest: the template refuses it.
         """
         messages = self._fitted(messages, tools)
         shown = list(tools) if self.template.knows_tools else []
-        given = [*messages, *shown]
+        args = dict(args or {})
+        self.template.check_args(args)
+        given = [*messages, *shown, args]
         spelling = self._spelling
         if spelling is None or not self._needs_marks(spelling, given):
-            return _ids(self._whole, self.template.render(messages, shown))
+            return _ids(self._whole, self.template.render(messages, shown, args))
         mark = _free_mark(given)
 
         def marked(values: Sequence[Message]) -> list[Message]:
@@ -130,7 +157,8 @@ class PromptEncoder:
                 for value in values
             ]
 
-        rendered = self.template.render(marked(messages), marked(shown))
+        (marked_args,) = marked([args])
+        rendered = self.template.render(marked(messages), marked(shown), marked_args)
         return self._encode_pieces(spelling, rendered, mark)
 
     def encode_text(self, text: str) -> list[int]:

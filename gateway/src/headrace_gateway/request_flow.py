@@ -261,6 +261,7 @@ class RequestFlow:
             self.clock,
             on_started,
             may_call=tools is not None and tools.is_offered,
+            is_echo_only=visit.request.shown.is_echo_only,
         )
         try:
             async with asyncio.timeout(deadline_s - self.clock.now_s()):

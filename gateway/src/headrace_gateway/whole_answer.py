@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
@@ -16,10 +17,15 @@ class WholeAnswer:
     Args:
         exchange: the connection.
         form: the endpoint's shape.
+        num_best: choices of each prompt to keep, the likeliest first; 0 = all.
+        num_made: choices made of each prompt.
     """
 
-    def __init__(self, exchange: Exchange, form: AnswerFormat) -> None:
+    def __init__(
+        self, exchange: Exchange, form: AnswerFormat, num_best: int = 0, num_made: int = 1
+    ) -> None:
         self._exchange, self._form = exchange, form
+        self._num_best, self._num_made = num_best, num_made
         self._choices: list[ChoiceAnswer] = []
         self._texts: list[list[str]] = []
 
@@ -54,7 +60,21 @@ class WholeAnswer:
         """Send everything."""
         for choice, texts in zip(self._choices, self._texts, strict=True):
             choice.text = "".join(texts)
-        await self._exchange.send_json(200, self._form.whole(self._choices, usage))
+        choices = self._best() if self._num_best else self._choices
+        await self._exchange.send_json(200, self._form.whole(choices, usage))
 
     async def keep_alive(self, every_s: float) -> None:
         """Nothing is sent before the end."""
+
+    def _best(self) -> list[ChoiceAnswer]:
+        best: list[ChoiceAnswer] = []
+        for start in range(0, len(self._choices), self._num_made):
+            made = self._choices[start : start + self._num_made]
+            best += sorted(made, key=_mean_logprob, reverse=True)[: self._num_best]
+        return best
+
+
+def _mean_logprob(choice: ChoiceAnswer) -> float:
+    if not choice.logprobs:
+        return -math.inf
+    return sum(token.logprob for token in choice.logprobs) / len(choice.logprobs)
