@@ -7,16 +7,15 @@ cut an event in readers that split on them (U+2028, U+2029, U+0085) are escaped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import orjson
 
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1.worker_pb2 import TokenLogprob
-from headrace_gateway.api_request import Shown
-from headrace_gateway.generation import Job
+from headrace_gateway.answer_extras import AnswerExtras, Json, more_fields, token_text
 from headrace_gateway.pricing import cached_tokens
 from headrace_gateway.tool_calls import call_id
 
@@ -25,8 +24,6 @@ _SEPARATORS = (
     (b"\xe2\x80\xa9", b"\\u2029"),
     (b"\xc2\x85", b"\\u0085"),
 )
-# JSON of an answer. Any: nested values of JSON types.
-Json = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -70,49 +67,6 @@ class AnswerHead:
         if self.service_tier is not None:
             fields["service_tier"] = self.service_tier
         return fields
-
-
-class AnswerExtras:
-    """What some clients want beside the text: ids, log probabilities of the prompt.
-
-    Args:
-        shown: what is wanted.
-        jobs: the prompts, in order.
-    """
-
-    def __init__(self, shown: Shown | None = None, jobs: Sequence[Job] = ()) -> None:
-        self.shown, self._jobs = shown or Shown(logprobs=True), jobs
-
-    def shown_logprobs(
-        self, logprobs: Sequence[TokenLogprob] | None
-    ) -> Sequence[TokenLogprob] | None:
-        """Return them if they are wanted for themselves."""
-        return logprobs if self.shown.logprobs else None
-
-    def whole_logprobs(
-        self, choice: ChoiceAnswer, form: Callable[[Sequence[TokenLogprob]], Json]
-    ) -> Json | None:
-        """Return a whole choice's."""
-        return form(choice.logprobs) if self.shown.logprobs and choice.logprobs else None
-
-    def of_output(self, logprobs: Sequence[TokenLogprob] | None) -> Json:
-        """Return what is wanted of these output tokens."""
-        if not self.shown.token_ids:
-            return {}
-        return {"token_ids": [token.token_id for token in logprobs or ()]}
-
-    def of_prompt(self, choice_idx: int) -> Json:
-        """Return what is wanted of the prompt of a choice."""
-        if not (self.shown.token_ids or self.shown.prompt_logprobs):
-            return {}
-        num_choices = self.shown.num_best or self._jobs[0].generate.n or 1
-        job = self._jobs[choice_idx // num_choices]
-        said: Json = {}
-        if self.shown.token_ids:
-            said["prompt_token_ids"] = list(job.generate.prompt_token_ids)
-        if self.shown.prompt_logprobs:
-            said["prompt_logprobs"] = _prompt_logprobs(job.prompt_logprobs)
-        return said
 
 
 class AnswerFormat(Protocol):
@@ -197,7 +151,7 @@ class ChatFormat:
             b'{"role":"assistant","content":"","refusal":null}',
             b"null",
             b"null",
-            _more(self._extras.of_prompt(0)) if choice_idx == 0 else b"",
+            more_fields(self._extras.of_prompt(0)) if choice_idx == 0 else b"",
         )
 
     def delta(
@@ -205,7 +159,7 @@ class ChatFormat:
     ) -> bytes:
         """Return a chunk with text."""
         delta = b'{"content":' + encode_text(text) + b"}"
-        more = _more(self._extras.of_output(logprobs))
+        more = more_fields(self._extras.of_output(logprobs))
         shown = self._extras.shown_logprobs(logprobs)
         return self._chunk(choice_idx, delta, self._logprobs(shown), b"null" + more, usage)
 
@@ -243,7 +197,7 @@ class ChatFormat:
                 {
                     "index": idx,
                     "message": self._message(idx, it),
-                    "logprobs": self._extras.whole_logprobs(it, chat_logprobs),
+                    "logprobs": self._extras.whole_logprobs(it.logprobs, chat_logprobs),
                     "finish_reason": it.finish_reason,
                     **self._extras.of_output(it.logprobs),
                 }
@@ -308,7 +262,9 @@ class CompletionFormat:
         more = self._extras.of_output(logprobs if text or not self._extras.shown.echo else None)
         if is_first:
             more = {**self._extras.of_prompt(choice_idx), **more}
-        return self._chunk(choice_idx, encode_text(text), encoded, b"null" + _more(more), usage)
+        return self._chunk(
+            choice_idx, encode_text(text), encoded, b"null" + more_fields(more), usage
+        )
 
     def call(self, choice_idx: int, call_idx: int, name: str, usage: bytes) -> bytes:
         """Text completions take no tools."""
@@ -335,7 +291,7 @@ class CompletionFormat:
                 {
                     "index": idx,
                     "text": it.text,
-                    "logprobs": self._extras.whole_logprobs(it, self._logprobs),
+                    "logprobs": self._extras.whole_logprobs(it.logprobs, self._logprobs),
                     "finish_reason": it.finish_reason,
                     **self._extras.of_prompt(idx),
                     **self._extras.of_output(it.logprobs),
@@ -377,38 +333,12 @@ def _whole(
     )
 
 
-def _more(fields: Json) -> bytes:
-    """Return further fields of an object, to be put behind others."""
-    return b"," + orjson.dumps(fields)[1:-1] if fields else b""
-
-
-def _prompt_logprobs(tokens: Sequence[TokenLogprob]) -> list[Json | None]:
-    """Return vLLM's shape: a dictionary by id for each token, none for the first."""
-    return [None if idx == 0 else _ranked(token) for idx, token in enumerate(tokens)]
-
-
-def _ranked(token: TokenLogprob) -> Json:
-    ranks = {other.token_id: rank for rank, other in enumerate(token.top, 1)}
-    return {
-        str(it.token_id): {
-            "logprob": it.logprob,
-            "rank": ranks.get(it.token_id),
-            "decoded_token": _token_text(it),
-        }
-        for it in (*token.top, token)
-    }
-
-
-def _token_text(token: TokenLogprob) -> str:
-    return token.token.decode("utf-8", "replace")
-
-
 def chat_logprobs(logprobs: Sequence[TokenLogprob]) -> Json:
     """Return log probabilities as a chat answer shows them."""
 
     def one(token: TokenLogprob) -> Json:
         return {
-            "token": _token_text(token),
+            "token": token_text(token),
             "logprob": token.logprob,
             "bytes": list(token.token),
         }
@@ -423,16 +353,16 @@ def _text_logprobs(logprobs: Sequence[TokenLogprob], offset: int) -> Json:
     offsets = []
     for token in logprobs:
         offsets.append(offset)
-        offset += len(_token_text(token))
+        offset += len(token_text(token))
     return {
-        "tokens": [_token_text(token) for token in logprobs],
+        "tokens": [token_text(token) for token in logprobs],
         "token_logprobs": [token.logprob for token in logprobs],
         "top_logprobs": [
-            {_token_text(other): other.logprob for other in token.top} for token in logprobs
+            {token_text(other): other.logprob for other in token.top} for token in logprobs
         ],
         "text_offset": offsets,
     }
 
 
 def _num_chars(logprobs: Sequence[TokenLogprob]) -> int:
-    return sum(len(_token_text(token)) for token in logprobs)
+    return sum(len(token_text(token)) for token in logprobs)
