@@ -46,7 +46,11 @@ def test_every_setting_exists(compose) -> None:
         for cls in vars(module).values():
             if isinstance(cls, type) and getattr(cls, "prefix", ""):
                 known |= {f"{cls.prefix}{name}".upper() for name in cls.model_fields}
-    known |= {"HEADRACE_LAUNCHER_CACHE_DIR", "HEADRACE_LAUNCHER_BILLING_ADDRESS"}
+    known |= {
+        "HEADRACE_LAUNCHER_CACHE_DIR",
+        "HEADRACE_LAUNCHER_BILLING_ADDRESS",
+        "HEADRACE_LAUNCHER_GUARD_ADDRESS",
+    }
     for name, service in compose["services"].items():
         ours = {v for v in service.get("environment", {}) if v.startswith("HEADRACE_")}
         assert ours - known == set(), name
