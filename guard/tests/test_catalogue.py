@@ -25,6 +25,22 @@ HITS = [
     ("pii.br_cpf", "cpf 390.533.447-05", "390.533.447-05"),
     ("pii.in_aadhaar", "Aadhaar no: 2341 2341 2346", "2341 2341 2346"),
     ("pii.fr_nir", "nir 2 95 10 99 126 111 93", "2 95 10 99 126 111 93"),
+    ("pii.es_nie", "NIE X-2482300-W", "X-2482300-W"),
+    ("pii.cn_resident_id", "id 360426199101010071", "360426199101010071"),
+    ("pii.se_personnummer", "pnr 880320-0016.", "880320-0016"),
+    ("pii.gb_nino", "NI AB 12 34 56 C", "AB 12 34 56 C"),
+    ("pii.ca_sin", "my SIN is 123 456 782", "123 456 782"),
+    ("pii.de_tax_id", "Steuer-ID: 36 574 261 809", "36 574 261 809"),
+    ("pii.pl_pesel", "PESEL 44051401359", "44051401359"),
+    ("pii.nl_bsn", "BSN: 111222333", "111222333"),
+    ("pii.gb_nhs", "NHS number 943 476 5870", "943 476 5870"),
+    ("pii.address", "She lives at 221B Baker Street now", "221B Baker Street"),
+    ("pii.address", "send to 1600 Elm Grove Ave, Apt 4, Springfield, IL 62704.",
+     "1600 Elm Grove Ave, Apt 4, Springfield, IL 62704"),
+    ("pii.address", "My address: 10 Mill Lane, York", "10 Mill Lane"),
+    ("pii.address", "10 Mill Lane, York YO1 7PR", "10 Mill Lane, York YO1 7PR"),
+    ("pii.address", "Wohnt: Lindenstr. 12a, 10115 Berlin", "Lindenstr. 12a, 10115 Berlin"),
+    ("pii.address", "Lindenstraße 12, 10115 Berlin", "Lindenstraße 12, 10115 Berlin"),
     ("pii.ip_address", "from 203.0.113.9.", "203.0.113.9"),
     ("pii.ip_address", "from 2001:db8::8a2e:370:7334 ok", "2001:db8::8a2e:370:7334"),
     ("secret.aws_access_key", "AKIA" + "IOSFODNN7EXAMPLE", None),
@@ -44,7 +60,10 @@ HITS = [
 MISSES = [
     "the price is 1234 5678 9012 3456",  # no issuer
     "card 4111 1111 1111 1112",  # Luhn
-    "card 3782 8224 6310 0059",  # an American Express prefix has 15 digits
+    "card 3012 3456 7890 1",  # too short for its issuer
+    "in 1998 Wall Street fell, 5 Fleet Street papers closed",
+    "the sin of 046 454 287 men, bsn 111222334, a pesel of 44051401358",
+    "AB 12 34 56 E, GB 12 34 56 C, 880320-0017, 360426199101010072",
     "order 4111111111111111222",
     "DE88 3704 0044 0532 0130 00",  # mod 97
     "ssn 666-22-1234, 536-00-1234, 900-22-1234",

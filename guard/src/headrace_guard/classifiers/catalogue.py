@@ -2,6 +2,7 @@
 
 from headrace_guard.classifiers import blocklist
 from headrace_guard.classifiers.rule import Rule
+from headrace_guard.classifiers.rules_address import ADDRESS
 from headrace_guard.classifiers.rules_assigned_secret import ASSIGNED_SECRET
 from headrace_guard.classifiers.rules_card import CARD
 from headrace_guard.classifiers.rules_email import EMAIL
@@ -19,6 +20,7 @@ RULES: tuple[Rule, ...] = (
     CARD,
     IBAN,
     IP_ADDRESS,
+    ADDRESS,
     *NATIONAL_IDS,
     *PROVIDER_KEYS,
     PRIVATE_KEY,
@@ -27,4 +29,4 @@ RULES: tuple[Rule, ...] = (
 )
 CATEGORIES: frozenset[str] = frozenset({blocklist.CATEGORY, *(rule.category for rule in RULES)})
 # Part of every policy version: changes with the detectors.
-DETECTORS_VERSION = "rules/1"
+DETECTORS_VERSION = "rules/2"

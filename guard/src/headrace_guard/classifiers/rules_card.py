@@ -11,8 +11,9 @@ _ISSUERS: tuple[tuple[str, str, frozenset[int]], ...] = (
     ("4", "4", frozenset({13, 16, 19})),  # Visa
     ("51", "55", frozenset({16})),  # Mastercard
     ("2221", "2720", frozenset({16})),  # Mastercard
-    ("34", "34", frozenset({15})),  # American Express
-    ("37", "37", frozenset({15})),
+    # American Express; with 16 digits only in made-up numbers, which people paste all the same.
+    ("34", "34", frozenset({15, 16})),
+    ("37", "37", frozenset({15, 16})),
     ("6011", "6011", frozenset(range(16, 20))),  # Discover
     ("644", "659", frozenset(range(16, 20))),
     ("300", "305", frozenset(range(14, 20))),  # Diners Club
