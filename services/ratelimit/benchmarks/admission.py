@@ -135,9 +135,17 @@ async def pace(admit: Admit, num_tenants: int, seconds: float) -> Figures:
     return figures(latencies, time.perf_counter() - started_s)
 
 
+class Client(RateLimitClient):
+    """The gateways' client, and the process it talks to."""
+
+    pid: int
+
+
 @contextlib.asynccontextmanager
-async def service(server: LocalServer) -> AsyncIterator[Way]:
-    """Through the real service in a process of its own."""
+async def running_service(
+    server: LocalServer, redis_timeout_s: float = 1.0
+) -> AsyncIterator[tuple[Client, str]]:
+    """Run the real service as a process; give a client and the address."""
     ports = free_port(), free_port()
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -148,28 +156,37 @@ async def service(server: LocalServer) -> AsyncIterator[Way]:
             "HEADRACE_RATELIMIT_LISTEN": f"127.0.0.1:{ports[0]}",
             "HEADRACE_RATELIMIT_METRICS_LISTEN": f"127.0.0.1:{ports[1]}",
             "HEADRACE_RATELIMIT_REDIS_URL": f"redis://127.0.0.1:{server.port}/0",
-            "HEADRACE_RATELIMIT_REDIS_TIMEOUT_S": "1",
-            "HEADRACE_TELEMETRY_LOG_LEVEL": "WARNING",
+            "HEADRACE_RATELIMIT_REDIS_TIMEOUT_S": str(redis_timeout_s),
+            "HEADRACE_TELEMETRY_LOG_LEVEL": "ERROR",
         },
     )
-    client = RateLimitClient(f"127.0.0.1:{ports[0]}", 10)
-
-    async def admit(tenant: int) -> bool:
-        answer = await client.admit(request_of(tenant))
-        return answer.outcome == ADMITTED and not answer.degraded
+    client = Client(f"127.0.0.1:{ports[0]}", 10)
+    client.pid = process.pid
 
     async def answers() -> bool:
         with contextlib.suppress(Exception):
-            return await admit(0)
+            return not (await client.admit(request_of(0))).degraded
         return False
 
     try:
-        await eventually(answers, within_s=30)
-        yield admit, process.pid
+        await eventually(answers, within_s=60)
+        yield client, f"127.0.0.1:{ports[0]}"
     finally:
         await client.close()
         process.terminate()
         await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def service(server: LocalServer) -> AsyncIterator[Way]:
+    """Through the real service in a process of its own."""
+    async with running_service(server) as (client, _):
+
+        async def admit(tenant: int) -> bool:
+            answer = await client.admit(request_of(tenant))
+            return answer.outcome == ADMITTED and not answer.degraded
+
+        yield admit, client.pid
 
 
 @contextlib.asynccontextmanager

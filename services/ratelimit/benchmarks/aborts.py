@@ -1,0 +1,85 @@
+"""Requests whose clients leave at a random moment, and the leases left. See README.md."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+import redis.asyncio
+import uvloop
+from admission import running_service
+
+from headrace_testing.gateway_fleet import GatewayFleet, chat_body
+from headrace_testing.servers import valkey
+
+IN_FLIGHT = 32
+LONGEST_S = 0.3
+
+
+async def leave(client: httpx.AsyncClient, chosen: random.Random) -> bool:
+    """Send a request and leave at a random moment; say whether it was answered before that."""
+    body = chat_body(max_tokens=50, stream=chosen.random() < 0.7)
+    task = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+    done, _ = await asyncio.wait({task}, timeout=chosen.uniform(0, LONGEST_S))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return bool(done)
+
+
+async def main(num_requests: int) -> int:
+    """Run them over two gateways; return the number of leases left."""
+    with tempfile.TemporaryDirectory() as folder:
+        server = valkey(Path(folder))
+        server.start()
+        async with running_service(server) as (_, address):
+            fleet = GatewayFleet(Path(folder), settings={"ratelimit_address": address})
+            await fleet.start()
+            other = await fleet.add_gateway()
+            urls = (fleet.base_url, f"http://127.0.0.1:{other.port}")
+            headers = {"Authorization": f"Bearer {fleet.api_key}"}
+            clients = [httpx.AsyncClient(base_url=it, headers=headers, timeout=30) for it in urls]
+            numbers = iter(range(num_requests))
+            answered = 0
+
+            async def loop(seed: int) -> None:
+                nonlocal answered
+                chosen = random.Random(seed)
+                for n in numbers:
+                    answered += await leave(clients[n % 2], chosen)
+
+            started_s = time.perf_counter()
+            await asyncio.gather(*(loop(n) for n in range(IN_FLIGHT)))
+            elapsed_s = time.perf_counter() - started_s
+            left = await leases_left(server.port, fleet.key.tenant_id)
+            for client in clients:
+                await client.aclose()
+            await fleet.close()
+        server.kill()
+    print(
+        f"{num_requests} requests in {elapsed_s:.0f} s, {len(fleet.usage.closed_events())} of them "
+        f"admitted, {num_requests - answered} left by their clients: {left} leases left"
+    )
+    return left
+
+
+async def leases_left(port: int, tenant_id: str) -> int:
+    """Count what is held once all had time to come back, well within a lease's life."""
+    async with redis.asyncio.Redis(port=port) as store:
+        for _ in range(50):
+            left = int(await store.hlen(f"hr:rl:{{{tenant_id}}}:held"))
+            if not left:
+                break
+            await asyncio.sleep(0.1)
+    return left
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=10_000)
+    sys.exit(bool(uvloop.run(main(parser.parse_args().requests))))
