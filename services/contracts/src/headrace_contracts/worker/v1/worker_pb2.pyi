@@ -989,6 +989,8 @@ class LoadReport(_message.Message):
     LAST_STEP_AGE_S_FIELD_NUMBER: _builtins.int
     NUM_PREEMPTIONS_TOTAL_FIELD_NUMBER: _builtins.int
     MAX_REQUESTS_FIELD_NUMBER: _builtins.int
+    DECODE_STEP_S_FIELD_NUMBER: _builtins.int
+    DECODE_STEP_STREAMS_FIELD_NUMBER: _builtins.int
     state: Global___WorkerState.ValueType
     num_waiting: _builtins.int
     num_running: _builtins.int
@@ -1008,6 +1010,11 @@ class LoadReport(_message.Message):
     num_preemptions_total: _builtins.int
     max_requests: _builtins.int
     """Most requests this worker takes in, running and waiting."""
+    decode_step_s: _builtins.float
+    """Mean length of the last steps that only decoded, in seconds, and mean number of tokens they
+    made: what one more stream costs, which mixed steps hide. 0 = not measured yet.
+    """
+    decode_step_streams: _builtins.float
     @_builtins.property
     def replica(self) -> _types_pb2.ReplicaRef: ...
     def __init__(
@@ -1028,10 +1035,12 @@ class LoadReport(_message.Message):
         last_step_age_s: _builtins.float = ...,
         num_preemptions_total: _builtins.int = ...,
         max_requests: _builtins.int = ...,
+        decode_step_s: _builtins.float = ...,
+        decode_step_streams: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens_per_s", b"decode_tokens_per_s", "kv_capacity_tokens", b"kv_capacity_tokens", "kv_used_tokens", b"kv_used_tokens", "last_step_age_s", b"last_step_age_s", "max_requests", b"max_requests", "num_preemptions_total", b"num_preemptions_total", "num_running", b"num_running", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefix_hit_tokens_total", b"prefix_hit_tokens_total", "prefix_query_tokens_total", b"prefix_query_tokens_total", "queued_prefill_tokens", b"queued_prefill_tokens", "replica", b"replica", "running_tokens", b"running_tokens", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_s", b"decode_step_s", "decode_step_streams", b"decode_step_streams", "decode_tokens_per_s", b"decode_tokens_per_s", "kv_capacity_tokens", b"kv_capacity_tokens", "kv_used_tokens", b"kv_used_tokens", "last_step_age_s", b"last_step_age_s", "max_requests", b"max_requests", "num_preemptions_total", b"num_preemptions_total", "num_running", b"num_running", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefix_hit_tokens_total", b"prefix_hit_tokens_total", "prefix_query_tokens_total", b"prefix_query_tokens_total", "queued_prefill_tokens", b"queued_prefill_tokens", "replica", b"replica", "running_tokens", b"running_tokens", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
