@@ -291,7 +291,7 @@ async def test_a_hot_prefix_spreads_while_its_holder_generates(fleet, ask, make_
     """Forty at once with one prefix: both replicas work. One at a time: the warm one."""
     for name in ("w1", "w2"):
         key = fleet.add(name)
-        fleet.report(key, num_running=1, decode_tokens_per_s=60.0)
+        fleet.report(key, decode_step_streams=1.0, decode_step_s=0.015)
         fleet.report(key)
     query = ask(420, chain=tuple(range(1, 26)), expected_output_tokens=48)
     fresh = fleet.mirror.begin("m", 1)

@@ -116,9 +116,9 @@ def test_hold_gives_a_hot_prefix_a_second_home(ask) -> None:
     """Once decoding beside all those streams costs more than computing the prefix again."""
     holder, idle = one("holder", own_s=0.01), one("idle", own_s=0.5)
     holder.decode_s = 1.4
-    assert hold().choose(ask(), [holder, idle]) is holder
+    assert hold(decode_weight=1.0).choose(ask(), [holder, idle]) is holder
     holder.decode_s = 1.6
-    assert hold().choose(ask(), [holder, idle]) is idle
+    assert hold(decode_weight=1.0).choose(ask(), [holder, idle]) is idle
     assert hold(decode_weight=0.0).choose(ask(), [holder, idle]) is holder
 
 

@@ -2,7 +2,8 @@
 
 A step makes one token for each running stream and takes base + slope x streams. On a GPU the slope
 is small, on a CPU it is nearly everything; so both are learned per replica, by least squares over
-its load reports with slow forgetting, from a prior that gives half of the time to each. A replica
+its load reports with slow forgetting, from a prior that gives half of the time to each. Only steps
+without any prefill teach it: in mixed ones a busy replica's streams would look dear. A replica
 that has not generated yet is taken for one like its peers.
 
 The length of outputs is learned per model: callers ask for up to thousands of tokens and mostly
@@ -47,7 +48,7 @@ class _Moments:
     def __init__(self) -> None:
         self.weight = self.streams = self.seconds = self.squares = self.products = 0.0
 
-    def add(self, streams: int, seconds: float) -> None:
+    def add(self, streams: float, seconds: float) -> None:
         for name, value in (
             ("weight", 1.0),
             ("streams", streams),
@@ -73,14 +74,18 @@ class DecodePredictor:
     def __init__(self) -> None:
         self._moments: dict[ReplicaKey, _Moments] = {}
         self._fits: dict[ReplicaKey, StepTime] = {}
+        # A report repeats what it told before while no new step has only decoded.
+        self._last: dict[ReplicaKey, tuple[float, float]] = {}
         self._output_tokens: dict[str, float] = {}
 
     def observe(self, replica: ReplicaKey, report: LoadReport) -> None:
         """Learn from a load report."""
-        if report.decode_tokens_per_s <= 0 or not report.num_running:
+        seen = report.decode_step_streams, report.decode_step_s
+        if seen[0] <= 0 or seen[1] <= 0 or self._last.get(replica) == seen:
             return
+        self._last[replica] = seen
         moments = self._moments.setdefault(replica, _Moments())
-        moments.add(report.num_running, report.num_running / report.decode_tokens_per_s)
+        moments.add(*seen)
         self._fits[replica] = moments.fit()
 
     def observe_output(self, model: str, output_tokens: int) -> None:
@@ -110,6 +115,6 @@ class DecodePredictor:
 
     def forget(self, replicas: set[ReplicaKey]) -> None:
         """Keep only what was learned of *replicas*."""
-        for known in (self._moments, self._fits):
+        for known in (self._moments, self._fits, self._last):
             for key in known.keys() - replicas:
                 del known[key]

@@ -259,6 +259,8 @@ class WorkerServicer:
             kv_capacity_tokens=0 if served is None else served.kv_capacity_tokens,
             prefill_tokens_per_s=load.prefill_tokens_per_s,
             decode_tokens_per_s=load.decode_tokens_per_s,
+            decode_step_s=load.decode_step_s,
+            decode_step_streams=load.decode_step_streams,
             prefix_hit_tokens_total=load.prefix_hit_tokens_total,
             prefix_query_tokens_total=load.prefix_query_tokens_total,
             last_step_age_s=0.0 if served is None else served.engine.stalled_s(),

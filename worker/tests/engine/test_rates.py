@@ -32,3 +32,14 @@ def test_the_tail_of_a_cached_prompt_does_not_count_as_prefill() -> None:
     assert rates.prefill_tokens_per_s == 0.0
     rates.add(256, 0, 1.0)
     assert rates.prefill_tokens_per_s == pytest.approx(256.0)
+
+
+def test_steps_that_only_decode_are_told_apart() -> None:
+    """A chunk of prefill beside them hides what a stream costs."""
+    rates = StepRates()
+    assert (rates.decode_step_s, rates.decode_step_streams) == (0.0, 0.0)
+    rates.add(0, 2, 0.02)
+    rates.add(2048, 4, 0.5)
+    rates.add(0, 4, 0.03)
+    assert rates.decode_step_s == pytest.approx(0.025)
+    assert rates.decode_step_streams == pytest.approx(3.0)

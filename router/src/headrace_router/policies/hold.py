@@ -37,7 +37,7 @@ class HoldParameters:
     # Predicted prefill backlog at which a replica still takes a request. Seconds.
     slack_s: float = 0.1
     # What a second of decode counts against a second of backlog.
-    decode_weight: float = 1.0
+    decode_weight: float = 0.3
 
 
 class HoldPolicy:

@@ -140,6 +140,7 @@ class SimulatedFleet:
     def tell(self, key: ReplicaKey, worker: SimulatedWorker) -> None:
         """Send a load report to every router."""
         scenario = self._scenario
+        streams, step_s = worker.pure_decode.means()
         report = LoadReport(
             replica=key.to_ref(),
             state=WORKER_STATE_READY,
@@ -151,6 +152,8 @@ class SimulatedFleet:
             kv_capacity_tokens=worker.cache.capacity_blocks * scenario.block_tokens,
             prefill_tokens_per_s=worker.prefill_tokens_per_s,
             decode_tokens_per_s=worker.decode_tokens_per_s,
+            decode_step_s=step_s,
+            decode_step_streams=streams,
         )
         for router in self.routers:
             self.events.after(scenario.network_delay_s, partial(router.take_report, key, report))

@@ -17,6 +17,7 @@ from headrace_router.simulate.events import EventQueue
 from headrace_router.simulate.paged_cache import PagedCache
 
 _RATE_STEPS = 64
+_PURE_STEPS = 16
 _MIN_RATED_TOKENS = 64
 
 
@@ -36,24 +37,32 @@ class Job:
     num_reserved: int = 0
 
 
-class _Rate:
+class Rate:
     """Tokens per second over the last steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_steps: int) -> None:
+        self._max_steps = max_steps
         self._steps: deque[tuple[int, float]] = deque()
         self._tokens, self._seconds = 0, 0.0
 
     def add(self, tokens: int, seconds: float) -> None:
+        """Note one step."""
         self._steps.append((tokens, seconds))
         self._tokens += tokens
         self._seconds += seconds
-        if len(self._steps) > _RATE_STEPS:
+        if len(self._steps) > self._max_steps:
             tokens, seconds = self._steps.popleft()
             self._tokens -= tokens
             self._seconds -= seconds
 
     def tokens_per_s(self) -> float:
+        """Return tokens over time; 0 before any step."""
         return self._tokens / self._seconds if self._steps else 0.0
+
+    def means(self) -> tuple[float, float]:
+        """Return tokens and seconds per step."""
+        count = len(self._steps) or 1
+        return self._tokens / count, self._seconds / count
 
 
 class SimulatedWorker:
@@ -90,7 +99,9 @@ class SimulatedWorker:
         self._decoding: list[tuple[int, int, Job]] = []
         self._num_decode_steps = self._number = 0
         self._is_stepping = False
-        self._prefill_rate, self._decode_rate = _Rate(), _Rate()
+        self._prefill_rate, self._decode_rate = Rate(_RATE_STEPS), Rate(_RATE_STEPS)
+        # Steps that only decoded.
+        self.pure_decode = Rate(_PURE_STEPS)
         self.queued_prefill_tokens = self.context_tokens = 0
         self.busy_s = self.prefill_busy_s = 0.0
 
@@ -175,6 +186,8 @@ class SimulatedWorker:
             self._prefill_rate.add(num_prefilled, duration_s)
         if num_decoded:
             self._decode_rate.add(num_decoded, duration_s)
+            if not num_prefilled:
+                self.pure_decode.add(num_decoded, duration_s)
         self._begin_step()
 
     def _decode(self, num_streams: int) -> None:

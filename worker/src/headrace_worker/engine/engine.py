@@ -376,6 +376,8 @@ class Engine:
             kv_used_tokens=self._cache.pool.num_used * self._limits.block_size,
             prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
             decode_tokens_per_s=self._rates.decode_tokens_per_s,
+            decode_step_s=self._rates.decode_step_s,
+            decode_step_streams=self._rates.decode_step_streams,
             prefix_hit_tokens_total=self._hit_tokens,
             prefix_query_tokens_total=self._query_tokens,
             num_preemptions_total=self._num_preempted,

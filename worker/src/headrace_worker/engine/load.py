@@ -16,6 +16,8 @@ class EngineLoad:
     kv_used_tokens: int = 0
     prefill_tokens_per_s: float = 0.0
     decode_tokens_per_s: float = 0.0
+    decode_step_s: float = 0.0
+    decode_step_streams: float = 0.0
     prefix_hit_tokens_total: int = 0
     prefix_query_tokens_total: int = 0
     num_preemptions_total: int = 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 _NUM_STEPS = 64
+# Few: the number of streams must be about the same in all of them.
+_NUM_PURE_STEPS = 16
 # A chunk smaller than this costs what reading the weights costs and says nothing about a rate.
 _MIN_PREFILL_TOKENS = 64
 
@@ -22,6 +24,7 @@ class StepRates:
     def __init__(self) -> None:
         self._prefill: deque[tuple[int, float]] = deque(maxlen=_NUM_STEPS)
         self._decode: deque[tuple[int, float]] = deque(maxlen=_NUM_STEPS)
+        self._pure_decode: deque[tuple[int, float]] = deque(maxlen=_NUM_PURE_STEPS)
 
     def add(self, prefill_tokens: int, decode_tokens: int, duration_s: float) -> None:
         """Note one step."""
@@ -29,6 +32,8 @@ class StepRates:
             self._prefill.append((prefill_tokens, duration_s))
         if decode_tokens:
             self._decode.append((decode_tokens, duration_s))
+            if not prefill_tokens:
+                self._pure_decode.append((decode_tokens, duration_s))
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -39,6 +44,18 @@ class StepRates:
     def decode_tokens_per_s(self) -> float:
         """Tokens generated per second, all streams together."""
         return _rate(self._decode)
+
+    @property
+    def decode_step_s(self) -> float:
+        """Mean length of steps that only decoded."""
+        steps = self._pure_decode
+        return sum(duration_s for _, duration_s in steps) / len(steps) if steps else 0.0
+
+    @property
+    def decode_step_streams(self) -> float:
+        """Mean number of tokens those steps made."""
+        steps = self._pure_decode
+        return sum(tokens for tokens, _ in steps) / len(steps) if steps else 0.0
 
 
 def _rate(steps: deque[tuple[int, float]]) -> float:
