@@ -30,6 +30,7 @@ class Endpoint(StrEnum):
     COUNT_TOKENS = "count_tokens"
     RESPONSES = "responses"
     EMBEDDINGS = "embeddings"
+    BATCHES = "batches"
     MODERATIONS = "moderations"
 
     @property
@@ -40,7 +41,7 @@ class Endpoint(StrEnum):
     @property
     def prompt_field(self) -> str:
         """The public name of what the prompt is made of."""
-        return _PROMPT_FIELDS[self]
+        return _PROMPT_FIELDS.get(self, "input")
 
     @property
     def limit_field(self) -> str:
@@ -53,8 +54,6 @@ _PROMPT_FIELDS = {
     Endpoint.MESSAGES: "messages",
     Endpoint.COUNT_TOKENS: "messages",
     Endpoint.COMPLETIONS: "prompt",
-    Endpoint.RESPONSES: "input",
-    Endpoint.EMBEDDINGS: "input",
     Endpoint.MODERATIONS: "input",
 }
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from headrace_common.clock import Clock, SystemClock
+from headrace_common.ids import ulid
 from headrace_common.lifecycle import Lifecycle, cancel_and_wait, supervise
 from headrace_common.metrics import ObservabilityServer, new_registry
 from headrace_common.settings import split_address
@@ -13,6 +14,12 @@ from headrace_gateway.admission import Admission
 from headrace_gateway.api_request import Endpoint
 from headrace_gateway.asgi import CallRoute, GatewayApp, HotRoute, HttpLimits, RouteContext
 from headrace_gateway.auth import KeyAuth
+from headrace_gateway.batch_api.batch_routes import BatchCreation, batches_router
+from headrace_gateway.batch_api.file_routes import files_router
+from headrace_gateway.batch_api.line_call import LineCaller
+from headrace_gateway.batch_api.runner import BatchRunner, RunnerParts
+from headrace_gateway.batch_api.stored_batches import StoredBatches
+from headrace_gateway.batch_api.stored_files import FileLimits, StoredFiles
 from headrace_gateway.clients.billing import BillingClient
 from headrace_gateway.clients.guard import GuardClient
 from headrace_gateway.clients.ratelimit import RateLimitClient
@@ -29,7 +36,7 @@ from headrace_gateway.messages_api.dialect import MessagesDialect
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.model_directory import ModelDirectory
 from headrace_gateway.moderations import ModerationForm, Moderations
-from headrace_gateway.openai_dialect import OpenAiDialect
+from headrace_gateway.openai_dialect import OpenAiDialect, OpenAiErrors
 from headrace_gateway.openai_schema import parse_chat, parse_completion
 from headrace_gateway.outbox_metrics import OutboxMetrics
 from headrace_gateway.price_watch import PriceWatch
@@ -103,6 +110,16 @@ class Gateway:
         self._flow = self._build_flow(clock)
         self._kept = KeptResponses(self._state, settings.response_ttl_s)
         self._background = BackgroundResponses(self._kept, self._flow)
+        limits = FileLimits(
+            settings.file_max_bytes, settings.project_file_bytes, settings.file_ttl_s
+        )
+        self._files = StoredFiles(self._state, limits)
+        self._batches = StoredBatches(self._state, settings.file_ttl_s)
+        self._chat_dialects: dict[str, Dialect] = {
+            "/v1/chat/completions": OpenAiDialect(Endpoint.CHAT, parse_chat),
+            "/v1/completions": OpenAiDialect(Endpoint.COMPLETIONS, parse_completion),
+        }
+        self._runner = self._build_runner(clock)
         self._server = HttpServer(self._build_app(clock), settings.listen, settings.drain_grace_s)
         self._observability: ObservabilityServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -135,6 +152,7 @@ class Gateway:
                 ("prices", self._prices.keep),
                 ("leases", self._admission.renew_all),
                 ("state", self._state.keep),
+                ("batches", self._runner.keep),
                 ("guard reports", self._sent_reports.run),
             )
         ]
@@ -186,8 +204,7 @@ class Gateway:
             self._idempotency,
         )
         dialects: dict[str, Dialect] = {
-            "/v1/chat/completions": OpenAiDialect(Endpoint.CHAT, parse_chat),
-            "/v1/completions": OpenAiDialect(Endpoint.COMPLETIONS, parse_completion),
+            **self._chat_dialects,
             "/v1/messages": MessagesDialect(),
             "/v1/responses": ResponsesDialect(self._kept, self._background, self.directory, clock),
         }
@@ -204,11 +221,28 @@ class Gateway:
             [
                 models_router(self._auth, self.directory),
                 responses_router(self._auth, self._kept, self._background),
+                files_router(self._auth, self._files),
+                batches_router(self._auth, self._batches, self._runner),
                 health_router(self.registry, lambda: self.is_ready),
             ],
             clock,
         )
-        return GatewayApp(hot, rest)
+        creation = BatchCreation(
+            self._state, self._batches, self._files, self._runner, tuple(self._chat_dialects)
+        )
+        posts = {"/v1/batches": CallRoute(OpenAiErrors(Endpoint.BATCHES), context, creation)}
+        return GatewayApp(hot, posts, rest)
+
+    def _build_runner(self, clock: Clock) -> BatchRunner:
+        parts = RunnerParts(
+            batches=self._batches,
+            files=self._files,
+            caller=LineCaller(self._flow, self._chat_dialects),
+            auth=self._auth,
+            is_busy=lambda: self.directory.num_waiting > 0,
+            concurrency=self._settings.batch_concurrency,
+        )
+        return BatchRunner(parts, ulid(clock))
 
     async def _close(self) -> None:
         await self._background.close()

@@ -252,14 +252,25 @@ class CallRoute(ApiRoute):
 
 
 class GatewayApp:
-    """The whole ASGI application: hot routes by path, the rest by FastAPI."""
+    """The whole ASGI application: hot routes by path, the rest by FastAPI.
 
-    def __init__(self, hot: Mapping[str, AsgiApp], rest: AsgiApp) -> None:
-        self._hot, self._rest = hot, rest
+    Args:
+        hot: applications by path.
+        posts: applications by path for POST alone.
+        rest: everything else.
+    """
+
+    def __init__(
+        self, hot: Mapping[str, AsgiApp], posts: Mapping[str, AsgiApp], rest: AsgiApp
+    ) -> None:
+        self._hot, self._posts, self._rest = hot, posts, rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Dispatch one request."""
-        app = self._hot.get(scope["path"], self._rest) if scope["type"] == "http" else self._rest
+        app = self._rest
+        if scope["type"] == "http":
+            others = self._posts if scope["method"] == "POST" else {}
+            app = self._hot.get(scope["path"]) or others.get(scope["path"], self._rest)
         await app(scope, receive, send)
 
 

@@ -88,7 +88,10 @@ class KeyAuth:
             UnknownKey: no key, a malformed, unknown, revoked or expired one.
             Unavailable: billing does not answer and nothing usable is cached.
         """
-        digest = hashlib.sha256(_bearer(headers)).digest()
+        return await self.resolve(key_digest(headers))
+
+    async def resolve(self, digest: bytes) -> billing_pb2.Principal:
+        """Return whose key has this SHA-256; raises as `authenticate` does."""
         principal = await self._resolve(digest)
         if 0 < principal.expires_unix_s <= self._clock.unix_s():
             raise KeyRevoked("This API key has expired.")
@@ -182,6 +185,15 @@ class KeyAuth:
         self._entries.move_to_end(digest)
         while len(self._entries) > _MAX_CACHED:
             self._entries.popitem(last=False)
+
+
+def key_digest(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return the SHA-256 of the key in a request's headers.
+
+    Raises:
+        UnknownKey: there is none, or it is malformed.
+    """
+    return hashlib.sha256(_bearer(headers)).digest()
 
 
 def check_model_allowed(principal: billing_pb2.Principal, model: str) -> None:

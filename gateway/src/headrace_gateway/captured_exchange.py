@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from headrace_gateway.error_body import Headers
 
@@ -14,8 +14,8 @@ class CapturedExchange:
         request_headers: those of the request that it stands for, names in lower case.
     """
 
-    def __init__(self, request_headers: Mapping[bytes, bytes] | None = None) -> None:
-        self._request_headers = dict(request_headers or {})
+    def __init__(self, request_headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        self.request_headers = list(request_headers)
         self.headers: Headers = []
         self.has_begun = False
         self.is_over = False
@@ -32,7 +32,7 @@ class CapturedExchange:
 
     def header(self, name: bytes) -> bytes:
         """Return a request header; empty if absent."""
-        return self._request_headers.get(name, b"")
+        return next((value for key, value in self.request_headers if key == name), b"")
 
     async def send_json(self, status: int, body: bytes, extra: Headers | None = None) -> None:
         """Keep a whole answer."""

@@ -141,13 +141,10 @@ class _TeeExchange(CapturedExchange):
     """Keeps an answer, and sends it on as long as the client is there."""
 
     def __init__(self, live: HttpExchange, records: IdempotencyRecords, record_id: bytes) -> None:
-        super().__init__()
+        super().__init__(live.request_headers)
         self._live, self._records, self.record_id = live, records, record_id
         self.headers = live.headers
         self.is_kept = False
-
-    def header(self, name: bytes) -> bytes:
-        return self._live.header(name)
 
     async def wait_gone(self) -> None:
         """Never: the request is finished whatever its client does."""

@@ -109,6 +109,11 @@ class ModelDirectory:
             for replica in self._replicas.values()
         )
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that queue at replicas, as they last said."""
+        return sum(replica.load.num_waiting for replica in self._replicas.values())
+
     def cards(self) -> list[ModelCard]:
         """Return the cards of all known models, by name."""
         return [self._cards[name] for name in sorted(self._cards)]

@@ -9,8 +9,8 @@ from headrace_common.errors import HeadraceError, InvalidRequest
 from headrace_contracts.types.v1.types_pb2 import PRIORITY_HIGH
 from headrace_gateway import error_body
 from headrace_gateway.answer import Sink, total_usage
+from headrace_gateway.answer_extras import AnswerExtras
 from headrace_gateway.answer_format import (
-    AnswerExtras,
     AnswerFormat,
     AnswerHead,
     ChatFormat,
@@ -24,18 +24,38 @@ from headrace_gateway.visit import Caller, Reading, Visit
 from headrace_gateway.whole_answer import WholeAnswer
 
 
-class OpenAiDialect:
-    """One of the two endpoints.
+class OpenAiErrors:
+    """Errors in OpenAI's shape.
+
+    Args:
+        endpoint: whose.
+    """
+
+    id_headers = (b"x-request-id",)
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+
+    def error_body(self, error: HeadraceError, request_id: str) -> bytes:
+        """Return the JSON of an error."""
+        return error_body.render(error, request_id)
+
+    def error_event(self, body: bytes, num_events: int) -> bytes:
+        """Return the error as an event, then the end mark."""
+        return event(body) + DONE
+
+
+class OpenAiDialect(OpenAiErrors):
+    """One of the two endpoints that generate.
 
     Args:
         endpoint: which.
         parse: its body's parser.
     """
 
-    id_headers = (b"x-request-id",)
-
     def __init__(self, endpoint: Endpoint, parse: Callable[[bytes], ApiRequest]) -> None:
-        self.endpoint, self._parse = endpoint, parse
+        super().__init__(endpoint)
+        self._parse = parse
 
     async def read(self, body: bytes, caller: Caller) -> Reading:
         """Parse a body."""
@@ -46,14 +66,6 @@ class OpenAiDialect:
         ):
             raise InvalidRequest("This key has no priority service.", param="service_tier")
         return Reading(request, make_sink)
-
-    def error_body(self, error: HeadraceError, request_id: str) -> bytes:
-        """Return the JSON of an error."""
-        return error_body.render(error, request_id)
-
-    def error_event(self, body: bytes, num_events: int) -> bytes:
-        """Return the error as an event, then the end mark."""
-        return event(body) + DONE
 
 
 def make_sink(visit: Visit, model: ServedModel, clock: Clock) -> Sink:

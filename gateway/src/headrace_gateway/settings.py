@@ -63,6 +63,24 @@ class GatewaySettings(RpcServiceSettings):
         le=3600,
         description="A repetition waits so long for the first request to end. Seconds.",
     )
+    file_ttl_s: int = Field(
+        30 * 86_400,
+        ge=60,
+        le=366 * 86_400,
+        description="Files and batches are kept so long. Seconds.",
+    )
+    file_max_bytes: int = Field(
+        100 * 2**20, ge=1024, le=2**30, description="Largest file of requests. Bytes."
+    )
+    project_file_bytes: int = Field(
+        2**30, ge=1024, le=2**40, description="Room for all files of one project. Bytes."
+    )
+    batch_concurrency: int = Field(
+        4,
+        ge=0,
+        le=256,
+        description="Requests of batches under way at once in this process; 0 = it runs none.",
+    )
     max_body_bytes: int = Field(
         10 * 2**20, ge=1024, le=256 * 2**20, description="Largest request body. Bytes."
     )

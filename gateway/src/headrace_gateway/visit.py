@@ -28,6 +28,11 @@ class Exchange(Protocol):
     # Of those that are numbered.
     num_events: int
 
+    @property
+    def request_headers(self) -> list[tuple[bytes, bytes]]:
+        """The request's headers, names in lower case."""
+        ...
+
     def header(self, name: bytes) -> bytes:
         """Return a request header; empty if absent."""
         ...

@@ -64,6 +64,11 @@ class FakeRouter:
         self._replicas[worker_id].state = state
         self._change()
 
+    def set_waiting(self, worker_id: str, num_waiting: int) -> None:
+        """Let a worker say that requests queue there."""
+        self._replicas[worker_id].load.num_waiting = num_waiting
+        self._change()
+
     def set_reachable(self, worker_id: str, reachable: bool) -> None:
         """Say whether the router reaches a worker."""
         self._replicas[worker_id].reachable = reachable

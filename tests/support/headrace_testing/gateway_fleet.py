@@ -139,10 +139,19 @@ class GatewayFleet:
             "drain_grace_s": 5.0,
             **self.settings,
         }
+        self._stack.push_async_callback(self.stop)
+        await self._start_gateway()
+
+    async def restart_gateway(self) -> None:
+        """Stop the gateway and start another over the same state, on another port."""
+        await self.stop()
+        self.lifecycle = Lifecycle()
+        await self._start_gateway()
+
+    async def _start_gateway(self) -> None:
         settings = GatewaySettings(**self.settings)
         self.gateway = Gateway(settings, self.lifecycle, usage_log=self.usage)
         self.running = asyncio.create_task(self.gateway.run())
-        self._stack.push_async_callback(self.stop)
         await eventually(lambda: self.running.done() or self.gateway.is_ready, within_s=10)
 
     async def add_gateway(self) -> Gateway:

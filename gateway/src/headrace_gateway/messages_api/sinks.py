@@ -19,7 +19,7 @@ import orjson
 from headrace_common.clock import Clock
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1.worker_pb2 import TokenLogprob
-from headrace_gateway.answer_format import Json
+from headrace_gateway.answer_extras import Json
 from headrace_gateway.event_stream import EventStream, named_event
 from headrace_gateway.pricing import cached_tokens
 from headrace_gateway.tool_calls import call_id

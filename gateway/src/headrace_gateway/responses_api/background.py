@@ -14,7 +14,7 @@ import logging
 
 from headrace_common.errors import HeadraceError, Internal, QueueFull
 from headrace_common.lifecycle import cancel_and_wait
-from headrace_gateway.answer_format import Json
+from headrace_gateway.answer_extras import Json
 from headrace_gateway.captured_exchange import CapturedExchange
 from headrace_gateway.request_flow import RequestFlow
 from headrace_gateway.responses_api.kept import LEASE_S, KeptResponses

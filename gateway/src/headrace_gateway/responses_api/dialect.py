@@ -10,7 +10,7 @@ from headrace_common.clock import Clock
 from headrace_common.errors import HeadraceError
 from headrace_gateway import error_body
 from headrace_gateway.answer import Sink
-from headrace_gateway.answer_format import Json
+from headrace_gateway.answer_extras import Json
 from headrace_gateway.api_request import Endpoint
 from headrace_gateway.auth import check_model_allowed
 from headrace_gateway.event_stream import named_event

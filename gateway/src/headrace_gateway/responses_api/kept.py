@@ -10,7 +10,7 @@ from sqlalchemy import Connection, RowMapping, delete, select, update
 
 from headrace_common.database import put
 from headrace_common.errors import InvalidRequest, NotFound
-from headrace_gateway.answer_format import Json
+from headrace_gateway.answer_extras import Json
 from headrace_gateway.state.schema import responses as table
 from headrace_gateway.state.store import Owner, StateStore
 

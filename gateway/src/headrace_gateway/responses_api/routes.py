@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 
-from headrace_common.errors import InvalidRequest, NotFound
-from headrace_gateway.answer_format import Json
+from headrace_common.errors import InvalidRequest
+from headrace_gateway.answer_extras import Json
 from headrace_gateway.auth import KeyAuth
+from headrace_gateway.pages import page
 from headrace_gateway.responses_api.background import BackgroundResponses
 from headrace_gateway.responses_api.kept import Kept, KeptResponses
 from headrace_gateway.state.store import Owner
@@ -87,25 +88,3 @@ async def _finished(find: Callable[[], Awaitable[Kept]]) -> Kept:
         await asyncio.sleep(_CANCEL_POLL_S)
         found = await find()
     return found
-
-
-def page(items: list[Json], limit: int, after: str | None) -> Json:
-    """Return one page of a list, in the shape that SDKs go on from.
-
-    Raises:
-        NotFound: *after* is not in the list.
-    """
-    start = 0
-    if after is not None:
-        places = [idx for idx, item in enumerate(items) if item["id"] == after]
-        if not places:
-            raise NotFound(f"Nothing in the list has the id {after[:100]!r}.", param="after")
-        start = places[0] + 1
-    shown = items[start : start + limit]
-    return {
-        "object": "list",
-        "data": shown,
-        "first_id": shown[0]["id"] if shown else None,
-        "last_id": shown[-1]["id"] if shown else None,
-        "has_more": start + limit < len(items),
-    }

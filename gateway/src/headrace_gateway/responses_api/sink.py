@@ -23,7 +23,8 @@ import orjson
 from headrace_common.clock import Clock
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1.worker_pb2 import TokenLogprob
-from headrace_gateway.answer_format import Json, chat_logprobs
+from headrace_gateway.answer_extras import Json
+from headrace_gateway.answer_format import chat_logprobs
 from headrace_gateway.event_stream import EventStream
 from headrace_gateway.pricing import cached_tokens
 from headrace_gateway.tool_calls import call_id

@@ -52,13 +52,13 @@ class StateStore:
 
     def __init__(self, url: str, clock: Clock) -> None:
         self._database = SqlDatabase(url, "gateway")
-        self._clock = clock
+        self.clock = clock
         self._migrated = False
         self._migrating = asyncio.Lock()
 
     def now_s(self) -> int:
         """Return the time of records: whole Unix seconds."""
-        return int(self._clock.unix_s())
+        return int(self.clock.unix_s())
 
     async def write(self, work: Callable[[Connection], T]) -> T:
         """Run *work* in a transaction that may write.

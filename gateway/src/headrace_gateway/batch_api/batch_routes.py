@@ -1,0 +1,144 @@
+"""/v1/batches: create, list, retrieve, cancel."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+import orjson
+from fastapi import APIRouter, Query, Request
+from msgspec import Meta
+
+from headrace_common.errors import InvalidRequest, RateLimited
+from headrace_common.ids import ulid
+from headrace_gateway.answer_extras import Json
+from headrace_gateway.auth import KeyAuth, key_digest
+from headrace_gateway.batch_api.runner import BatchRunner
+from headrace_gateway.batch_api.stored_batches import StoredBatches
+from headrace_gateway.batch_api.stored_files import StoredFiles
+from headrace_gateway.json_body import decode
+from headrace_gateway.openai_bodies import Text
+from headrace_gateway.pages import page
+from headrace_gateway.state.store import Owner, StateStore
+from headrace_gateway.visit import Caller
+
+WINDOW_S = 86_400
+# Of one project, at a time.
+MAX_ACTIVE = 100
+
+
+class _BatchBody(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /v1/batches. Any: refused."""
+
+    input_file_id: Text
+    endpoint: str
+    completion_window: Literal["24h"]
+    metadata: Annotated[dict[Text, Text], Meta(max_length=16)] | None = None
+    output_expires_after: Any = None
+
+
+_DECODER = msgspec.json.Decoder(_BatchBody)
+
+
+class BatchCreation:
+    """Makes batches; called by the route of POST /v1/batches.
+
+    Args:
+        state: for the time.
+        batches: where they are kept.
+        files: their input.
+        runner: told of new work.
+        endpoints: paths that lines may go to.
+    """
+
+    def __init__(
+        self,
+        state: StateStore,
+        batches: StoredBatches,
+        files: StoredFiles,
+        runner: BatchRunner,
+        endpoints: tuple[str, ...],
+    ) -> None:
+        self._state, self._batches, self._files = state, batches, files
+        self._runner, self._endpoints = runner, endpoints
+
+    async def __call__(self, caller: Caller, body: bytes) -> bytes:
+        """Add a batch; return its object."""
+        asked = decode(_DECODER, body)
+        if asked.output_expires_after is not None:
+            raise InvalidRequest(
+                "output_expires_after is not supported.", param="output_expires_after"
+            )
+        if asked.endpoint not in self._endpoints:
+            known = ", ".join(self._endpoints)
+            raise InvalidRequest(f"endpoint must be one of {known}.", param="endpoint")
+        owner = Owner.of(caller.principal)
+        await self._files.find(owner, asked.input_file_id, "input_file_id")
+        if await self._batches.count_active(owner) >= MAX_ACTIVE:
+            raise RateLimited(
+                f"At most {MAX_ACTIVE} batches of a project may be under way.", retry_after_s=60.0
+            )
+        now_s = self._state.now_s()
+        batch_id = "batch_" + ulid(self._state.clock)
+        made = _fresh(batch_id, asked, now_s)
+        digest = key_digest(caller.exchange.request_headers)
+        await self._batches.add(owner, digest, made, now_s + WINDOW_S)
+        self._runner.wake()
+        return orjson.dumps(await self._batches.find(owner, batch_id))
+
+
+def _fresh(batch_id: str, asked: _BatchBody, now_s: int) -> Json:
+    moments = (
+        "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled",
+    )  # fmt: skip
+    return {
+        "id": batch_id,
+        "object": "batch",
+        "endpoint": asked.endpoint,
+        "errors": None,
+        "input_file_id": asked.input_file_id,
+        "completion_window": asked.completion_window,
+        "output_file_id": None,
+        "error_file_id": None,
+        "created_at": now_s,
+        "expires_at": now_s + WINDOW_S,
+        "metadata": asked.metadata,
+        **{f"{moment}_at": None for moment in moments},
+    }
+
+
+def batches_router(auth: KeyAuth, batches: StoredBatches, runner: BatchRunner) -> APIRouter:
+    """Return the routes, but for the one that makes a batch."""
+    router = APIRouter(tags=["batches"], prefix="/v1/batches")
+
+    async def owner_of(request: Request) -> Owner:
+        return Owner.of(await auth.authenticate(request.headers.raw))
+
+    @router.get("")
+    async def list_batches(
+        request: Request,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        after: str | None = None,
+    ) -> Json:
+        """List the project's batches, newest first."""
+        found = await batches.find_all(await owner_of(request))
+        return page([_shown(one) for one in found[::-1]], limit, after)
+
+    @router.get("/{batch_id}")
+    async def retrieve(batch_id: str, request: Request) -> Json:
+        """Tell how far a batch is."""
+        return _shown(await batches.find(await owner_of(request), batch_id))
+
+    @router.post("/{batch_id}/cancel")
+    async def cancel(batch_id: str, request: Request) -> Json:
+        """End a batch early; what is answered by then can be downloaded."""
+        owner = await owner_of(request)
+        await batches.want_cancel(owner, batch_id)
+        runner.wake()
+        return _shown(await batches.find(owner, batch_id))
+
+    return router
+
+
+def _shown(batch: Json) -> Json:
+    return {name: value for name, value in batch.items() if name != "ends_as"}

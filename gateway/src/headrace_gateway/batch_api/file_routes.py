@@ -1,0 +1,133 @@
+"""/v1/files: upload, list, retrieve, download, delete."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.responses import StreamingResponse
+
+from headrace_common.errors import InvalidRequest
+from headrace_gateway.answer_extras import Json
+from headrace_gateway.auth import KeyAuth
+from headrace_gateway.batch_api.stored_files import CHUNK_BYTES, StoredFiles
+from headrace_gateway.error_body import BodyTooLarge
+from headrace_gateway.http_exchange import Receive
+from headrace_gateway.pages import page
+from headrace_gateway.state.store import Owner
+
+_FIELDS = ("purpose", "file", "expires_after[anchor]", "expires_after[seconds]")
+# What a form's own marks add to a file.
+_FORM_BYTES = 64 * 1024
+_MIN_TTL_S, _MAX_TTL_S = 3600, 30 * 86_400
+
+
+def files_router(auth: KeyAuth, stored: StoredFiles) -> APIRouter:
+    """Return the routes."""
+    router = APIRouter(tags=["files"], prefix="/v1/files")
+
+    async def owner_of(request: Request) -> Owner:
+        return Owner.of(await auth.authenticate(request.headers.raw))
+
+    @router.post("")
+    async def upload(request: Request) -> Json:
+        """Keep a file of requests for a batch (multipart/form-data: purpose, file)."""
+        owner = await owner_of(request)
+        async with _form(request, stored.limits.max_bytes) as form:
+            file, ttl_s = _read_form(form)
+            pieces = _pieces(file)
+            name = (file.filename or "file")[:255]
+            return await stored.save(owner, stored.new_id(), name, "batch", pieces, ttl_s)
+
+    @router.get("")
+    async def list_files(
+        request: Request,
+        purpose: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+    ) -> Json:
+        """List the project's files."""
+        found = await stored.find_all(await owner_of(request), purpose)
+        return page(found if order == "asc" else found[::-1], limit, after)
+
+    @router.get("/{file_id}")
+    async def retrieve(file_id: str, request: Request) -> Json:
+        """Describe a file."""
+        return await stored.find(await owner_of(request), file_id)
+
+    @router.get("/{file_id}/content")
+    async def content(file_id: str, request: Request) -> StreamingResponse:
+        """Download a file."""
+        await stored.find(await owner_of(request), file_id)
+        return StreamingResponse(stored.read(file_id), media_type="application/jsonl")
+
+    @router.delete("/{file_id}")
+    async def delete(file_id: str, request: Request) -> Json:
+        """Delete a file."""
+        await stored.delete(await owner_of(request), file_id)
+        return {"id": file_id, "object": "file", "deleted": True}
+
+    return router
+
+
+@contextlib.asynccontextmanager
+async def _form(request: Request, max_bytes: int) -> AsyncIterator[FormData]:
+    """Read a form; what does not fit in memory waits on disk, and nothing beyond the bound."""
+    limited = Request(request.scope, _limited(request.receive, max_bytes + _FORM_BYTES))
+    try:
+        async with limited.form(max_files=1, max_fields=len(_FIELDS)) as form:
+            yield form
+    except HTTPException as error:
+        raise InvalidRequest(
+            "The body must be multipart/form-data with the fields purpose and file."
+        ) from error
+
+
+def _limited(receive: Receive, max_bytes: int) -> Any:  # Any: ASGI's receive
+    size_bytes = 0
+
+    async def count() -> Any:  # Any: an ASGI message
+        nonlocal size_bytes
+        message = await receive()
+        size_bytes += len(message.get("body", b""))
+        if size_bytes > max_bytes:
+            raise BodyTooLarge(f"The file is larger than {max_bytes - _FORM_BYTES} bytes.")
+        return message
+
+    return count
+
+
+def _read_form(form: FormData) -> tuple[UploadFile, int | None]:
+    for name in form:
+        if name not in _FIELDS:
+            raise InvalidRequest(f"Unrecognized request argument: {name[:100]}.", param=name[:100])
+    if form.get("purpose") != "batch":
+        raise InvalidRequest("purpose must be 'batch'.", param="purpose")
+    file = form.get("file")
+    if not isinstance(file, UploadFile):
+        raise InvalidRequest("Missing required parameter: file.", param="file")
+    return file, _ttl_s(form)
+
+
+def _ttl_s(form: FormData) -> int | None:
+    anchor, given = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
+    if anchor is None and given is None:
+        return None
+    text = str(given)
+    is_number = text.isascii() and text.isdecimal() and len(text) < 10
+    if anchor != "created_at" or not is_number or not _MIN_TTL_S <= int(text) <= _MAX_TTL_S:
+        raise InvalidRequest(
+            f"expires_after takes the anchor created_at and {_MIN_TTL_S} to {_MAX_TTL_S} seconds.",
+            param="expires_after",
+        )
+    return int(text)
+
+
+async def _pieces(file: UploadFile) -> AsyncIterator[bytes]:
+    while piece := await file.read(CHUNK_BYTES):
+        yield piece

@@ -1,0 +1,71 @@
+"""One line of a batch through the same flow as any request: batch class, lowest priority."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headrace_common.errors import HeadraceError
+from headrace_contracts.billing.v1.billing_pb2 import Principal
+from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH
+from headrace_contracts.usage.v1.usage_pb2 import PRICE_TIER_BATCH
+from headrace_gateway.captured_exchange import CapturedExchange
+from headrace_gateway.request_flow import RequestFlow
+from headrace_gateway.visit import Caller, Dialect, Visit
+
+
+@dataclass(frozen=True, slots=True)
+class LineOutcome:
+    """What came of one try.
+
+    Args:
+        status: HTTP status as it would have been.
+        body: JSON of the answer, or of the error.
+        retry_after_s: when another try may help; None = this is final.
+        was_opened: whether the books know of the try.
+    """
+
+    status: int
+    body: bytes
+    retry_after_s: float | None
+    was_opened: bool
+
+
+class LineCaller:
+    """Answers lines.
+
+    Args:
+        flow: serves them.
+        dialects: how each endpoint is spoken, by path.
+    """
+
+    def __init__(self, flow: RequestFlow, dialects: Mapping[str, Dialect]) -> None:
+        self._flow, self._dialects = flow, dialects
+
+    async def call(
+        self, principal: Principal, url: str, request_id: str, body: bytes
+    ) -> LineOutcome:
+        """Try once."""
+        owner = Principal()
+        owner.CopyFrom(principal)
+        owner.priority = PRIORITY_BATCH
+        exchange, dialect = CapturedExchange(), self._dialects[url]
+        visit: Visit | None = None
+        try:
+            reading = await dialect.read(body, Caller(request_id, owner, exchange))
+            visit = Visit(
+                request_id,
+                owner,
+                exchange,
+                reading.request,
+                reading.make_sink,
+                self._flow.clock.now_s(),
+                price_tier=PRICE_TIER_BATCH,
+            )
+            await self._flow.serve(visit)
+        except HeadraceError as error:
+            retry_after_s = (error.retry_after_s or 1.0) if error.retryable else None
+            told = dialect.error_body(error, request_id)
+            was_opened = visit is not None and bool(visit.jobs)
+            return LineOutcome(error.http_status, told, retry_after_s, was_opened)
+        return LineOutcome(exchange.status, exchange.body, None, was_opened=True)

@@ -1,0 +1,343 @@
+"""Works through batches in the gaps of other traffic.
+
+Every process of a gateway runs one; a lease in the state says whose a batch is. A process that dies
+leaves its batches to the others: lines with a result keep it, lines without one run again under the
+request id they had, so that each has one result and one bill.
+
+Lines go with the lowest priority and few at a time; while requests queue at any replica of the
+model no further line is begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from headrace_common.errors import HeadraceError, UnknownKey
+from headrace_common.lifecycle import cancel_and_wait
+from headrace_contracts.billing.v1.billing_pb2 import Principal
+from headrace_gateway.auth import KeyAuth
+from headrace_gateway.batch_api.input_lines import (
+    MAX_ERRORS,
+    MAX_LINE_BYTES,
+    MAX_LINES,
+    InputLine,
+    LineError,
+    dropped_line,
+    read_line,
+    result_line,
+)
+from headrace_gateway.batch_api.line_call import LineCaller
+from headrace_gateway.batch_api.stored_batches import LEASE_S, Batch, PendingLine, StoredBatches
+from headrace_gateway.batch_api.stored_files import StoredFiles
+
+_log = logging.getLogger(__name__)
+
+# Batches that one process works on side by side; they share its places for lines.
+_MAX_BATCHES = 4
+_IDLE_POLL_S = 2.0
+_GAP_POLL_S = 0.1
+_PAGE_LINES = 100
+_MAX_RETRY_S = 30.0
+
+
+@dataclass(frozen=True)
+class RunnerParts:
+    """What a runner needs.
+
+    Args:
+        batches: the batches.
+        files: their files.
+        caller: answers lines.
+        auth: whose key made a batch.
+        is_busy: whether requests queue for some model, so that no line may begin.
+        concurrency: lines under way at once in this process; 0 = it runs no batches.
+    """
+
+    batches: StoredBatches
+    files: StoredFiles
+    caller: LineCaller
+    auth: KeyAuth
+    is_busy: Callable[[], bool]
+    concurrency: int
+
+
+class BatchRunner:
+    """Runs batches. Belongs to one event loop.
+
+    Args:
+        parts: see `RunnerParts`.
+        worker_id: of this process, drawn at its start.
+    """
+
+    def __init__(self, parts: RunnerParts, worker_id: str) -> None:
+        self._parts, self._worker_id = parts, worker_id
+        self._places = asyncio.Semaphore(max(1, parts.concurrency))
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        """Look for batches now."""
+        self._woken.set()
+
+    async def keep(self) -> None:
+        """Work on whatever there is, until cancelled; run under `supervise`."""
+        if self._parts.concurrency == 0:
+            await asyncio.Event().wait()
+        try:
+            while True:
+                self._woken.clear()
+                while len(self._running) < _MAX_BATCHES and await self._begin_one():
+                    pass
+                try:
+                    async with asyncio.timeout(_IDLE_POLL_S):
+                        await self._woken.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            await cancel_and_wait(*self._running.values())
+
+    async def _begin_one(self) -> bool:
+        batch = await self._parts.batches.claim(self._worker_id, list(self._running))
+        if batch is None:
+            return False
+        task = asyncio.create_task(self._run_leased(batch))
+        self._running[batch.batch_id] = task
+        task.add_done_callback(lambda _: self._ended(batch.batch_id))
+        return True
+
+    def _ended(self, batch_id: str) -> None:
+        self._running.pop(batch_id, None)
+        self._woken.set()
+
+    async def _run_leased(self, batch: Batch) -> None:
+        """Work on a batch for as long as it is ours."""
+        work = asyncio.create_task(self._run(batch))
+        try:
+            while not work.done():
+                await asyncio.wait({work}, timeout=LEASE_S / 10)
+                status = await self._parts.batches.renew(batch.batch_id, self._worker_id)
+                if status in ("", "cancelling") and status != batch.status and not work.done():
+                    break
+            if work.done():
+                work.result()
+        except HeadraceError as error:
+            _log.warning("batch %s waits: %s", batch.batch_id, error)
+            await asyncio.sleep(1.0)
+        except Exception:  # noqa: BLE001 - one batch must not end the others
+            _log.exception("batch %s failed, will be tried again", batch.batch_id)
+            await asyncio.sleep(5.0)
+        finally:
+            await cancel_and_wait(work)
+            await asyncio.shield(self._let_go(batch))
+
+    async def _let_go(self, batch: Batch) -> None:
+        try:
+            await self._parts.batches.release(batch.batch_id, self._worker_id)
+        except HeadraceError as error:
+            _log.warning("the lease of batch %s ends by itself: %s", batch.batch_id, error)
+
+    async def _run(self, batch: Batch) -> None:
+        if batch.status == "validating":
+            if not await self._validate(batch):
+                return
+            status = "in_progress"
+        else:
+            status = batch.status
+        ended = {"cancelling": "cancelled", "finalizing": batch.body.get("ends_as", "completed")}
+        if status != "in_progress":
+            ending = str(ended[status])
+        else:
+            try:
+                ending = await self._answer_lines(batch)
+            except UnknownKey as error:
+                await self._fail(batch, LineError("invalid_api_key", error.public_message, None))
+                return
+        if status != "finalizing":
+            await self._drop_rest(batch, ending)
+            now_s = self._parts.batches.now_s()
+            moved = await self._parts.batches.move(
+                batch.batch_id, (status,), "finalizing", finalizing_at=now_s, ends_as=ending
+            )
+            if not moved:
+                return
+        await self._finalize(batch, ending)
+
+    # --- validating -------------------------------------------------------------------------
+
+    async def _validate(self, batch: Batch) -> bool:
+        """Read the input file; return whether the batch may begin."""
+        errors: list[LineError] = []
+        waiting: list[InputLine] = []
+        seen: set[str] = set()
+        num_lines = 0
+        try:
+            async for line_no, raw in _numbered(
+                self._parts.files.read(batch.body["input_file_id"])
+            ):
+                try:
+                    line = read_line(raw, line_no, batch.body["endpoint"], seen)
+                except LineError as error:
+                    errors.append(error)
+                    if len(errors) >= MAX_ERRORS:
+                        break
+                    continue
+                seen.add(line.custom_id)
+                num_lines += 1
+                waiting.append(line)
+                if len(waiting) >= _PAGE_LINES:
+                    await self._parts.batches.add_lines(batch.batch_id, waiting)
+                    waiting = []
+            if not num_lines and not errors:
+                raise LineError("empty_file", "The input file holds no requests.", None)
+        except LineError as error:
+            errors.append(error)
+        now_s = self._parts.batches.now_s()
+        if errors:
+            told = {"object": "list", "data": [error.as_json() for error in errors]}
+            await self._parts.batches.move(
+                batch.batch_id, ("validating",), "failed", errors=told, failed_at=now_s
+            )
+            return False
+        await self._parts.batches.add_lines(batch.batch_id, waiting)
+        return await self._parts.batches.move(
+            batch.batch_id, ("validating",), "in_progress", in_progress_at=now_s
+        )
+
+    async def _fail(self, batch: Batch, error: LineError) -> None:
+        told = {"object": "list", "data": [error.as_json()]}
+        now_s = self._parts.batches.now_s()
+        await self._parts.batches.move(
+            batch.batch_id, ("in_progress",), "failed", errors=told, failed_at=now_s
+        )
+
+    # --- in progress ------------------------------------------------------------------------
+
+    async def _answer_lines(self, batch: Batch) -> str:
+        """Answer all lines; return how the batch ends."""
+        after_no = 0
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            while lines := await self._parts.batches.pending(batch.batch_id, after_no, _PAGE_LINES):
+                after_no = lines[-1].line_no
+                for line in lines:
+                    await self._wait_for_gap(batch)
+                    if self._is_late(batch):
+                        return "expired"
+                    await self._places.acquire()
+                    task = asyncio.create_task(self._answer(batch, line))
+                    task.add_done_callback(lambda _: self._places.release())
+                    tasks.add(task)
+                    tasks -= {it for it in tasks if it.done() and it.result() is None}
+            await asyncio.gather(*tasks)
+        finally:
+            await cancel_and_wait(*tasks)
+        return "expired" if self._is_late(batch) else "completed"
+
+    async def _wait_for_gap(self, batch: Batch) -> None:
+        # Polled: what replicas say comes several times a second anyway.
+        while self._parts.is_busy() and not self._is_late(batch):  # noqa: ASYNC110 - see above
+            await asyncio.sleep(_GAP_POLL_S)
+
+    async def _answer(self, batch: Batch, line: PendingLine) -> None:
+        """Try a line until it has a result, or the batch's time is over."""
+        request_id, num_tries = line.request_id, 0
+        while not self._is_late(batch):
+            outcome = await self._parts.caller.call(
+                await self._principal(batch), batch.body["endpoint"], request_id, line.body
+            )
+            if outcome.retry_after_s is None:
+                result = result_line(
+                    _line_id(request_id), line.custom_id, request_id, outcome.status, outcome.body
+                )
+                await self._parts.batches.end_line(
+                    batch.batch_id, line.line_no, result, succeeded=outcome.status == 200
+                )
+                return
+            num_tries += 1
+            if outcome.was_opened:
+                # The books have closed that id.
+                request_id = f"{line.request_id}.{num_tries}"
+                await self._parts.batches.rename(batch.batch_id, line.line_no, request_id)
+            await asyncio.sleep(min(_MAX_RETRY_S, outcome.retry_after_s * min(2**num_tries, 32)))
+
+    async def _principal(self, batch: Batch) -> Principal:
+        return await self._parts.auth.resolve(batch.key_sha256)
+
+    def _is_late(self, batch: Batch) -> bool:
+        return self._parts.batches.now_s() >= batch.deadline_s
+
+    # --- the end ----------------------------------------------------------------------------
+
+    async def _drop_rest(self, batch: Batch, ending: str) -> None:
+        """Give lines that will never be answered a result that says so."""
+        message = {
+            "expired": "The batch's time was over before this request could be answered.",
+            "cancelled": "The batch was cancelled before this request was answered.",
+        }.get(ending, "The request was not answered.")
+        while lines := await self._parts.batches.pending(batch.batch_id, 0, _PAGE_LINES):
+            for line in lines:
+                result = dropped_line(
+                    _line_id(line.request_id), line.custom_id, f"batch_{ending}", message
+                )
+                await self._parts.batches.end_line(
+                    batch.batch_id, line.line_no, result, succeeded=False
+                )
+
+    async def _finalize(self, batch: Batch, ending: str) -> None:
+        """Write the files of results; may be repeated."""
+        serial = batch.batch_id.removeprefix("batch_")
+        ids: dict[str, object] = {}
+        for succeeded, kind in ((True, "output"), (False, "error")):
+            if await self._parts.batches.results(batch.batch_id, 0, 1, succeeded=succeeded):
+                file_id = f"file-{serial}{kind[0]}"
+                name = f"{batch.batch_id}_{kind}.jsonl"
+                pieces = self._result_pieces(batch.batch_id, succeeded=succeeded)
+                await self._parts.files.save(batch.owner, file_id, name, "batch_output", pieces)
+                ids[f"{kind}_file_id"] = file_id
+        ids[f"{ending}_at"] = self._parts.batches.now_s()
+        await self._parts.batches.move(batch.batch_id, ("finalizing",), ending, **ids)
+
+    async def _result_pieces(self, batch_id: str, *, succeeded: bool) -> AsyncIterator[bytes]:
+        after_no = 0
+        while found := await self._parts.batches.results(
+            batch_id, after_no, _PAGE_LINES, succeeded=succeeded
+        ):
+            after_no = found[-1][0]
+            yield b"".join(line + b"\n" for _, line in found)
+
+
+async def _numbered(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes]]:
+    """Yield the lines that are not empty, with their numbers from 1.
+
+    Raises:
+        LineError: one is too long, or there are too many.
+    """
+    rest, line_no, num_lines = b"", 0, 0
+    async for piece in _with_end(pieces):
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            line_no += 1
+            if len(line) > MAX_LINE_BYTES:
+                break
+            if line.strip():
+                num_lines += 1
+                if num_lines > MAX_LINES:
+                    message = f"A batch may hold at most {MAX_LINES} requests."
+                    raise LineError("too_many_requests", message, line_no)
+                yield line_no, line
+        if len(rest) > MAX_LINE_BYTES or any(len(line) > MAX_LINE_BYTES for line in lines):
+            message = f"A line may have at most {MAX_LINE_BYTES} bytes."
+            raise LineError("line_too_long", message, line_no + (1 if rest else 0))
+
+
+async def _with_end(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async for piece in pieces:
+        yield piece
+    yield b"\n"
+
+
+def _line_id(request_id: str) -> str:
+    return "batch_req_" + request_id.removeprefix("req_")

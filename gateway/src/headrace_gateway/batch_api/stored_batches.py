@@ -1,0 +1,312 @@
+"""Batches and their lines in the gateway's state: who works on what, and what has come of it.
+
+::
+
+    validating --> in_progress --> finalizing --> completed | expired
+        |               '--> cancelling --> finalizing --> cancelled
+        '--> failed
+
+A batch is worked on by one process at a time, the one with its lease. A line ends once: it is only
+changed while it is pending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from sqlalchemy import ColumnElement, Connection, RowMapping, func, or_, select, update
+
+from headrace_common.database import insert_new, put
+from headrace_common.errors import NotFound
+from headrace_common.ids import new_request_id
+from headrace_gateway.answer_extras import Json
+from headrace_gateway.batch_api.input_lines import InputLine
+from headrace_gateway.state.schema import batch_lines, batches
+from headrace_gateway.state.store import Owner, StateStore
+
+LEASE_S = 20
+ACTIVE = ("validating", "in_progress", "finalizing", "cancelling")
+_SUCCEEDED, _PENDING = "succeeded", "pending"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch as its runner sees it."""
+
+    batch_id: str
+    owner: Owner
+    key_sha256: bytes
+    status: str
+    body: Json
+    deadline_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingLine:
+    """A line that nobody has answered yet."""
+
+    line_no: int
+    custom_id: str
+    request_id: str
+    body: bytes
+
+
+class StoredBatches:
+    """The batches of all projects.
+
+    Args:
+        state: where they are.
+        ttl_s: how long a batch is kept after it was made.
+    """
+
+    def __init__(self, state: StateStore, ttl_s: int) -> None:
+        self._state, self._ttl_s = state, ttl_s
+
+    def now_s(self) -> int:
+        """Return the time of records."""
+        return self._state.now_s()
+
+    async def add(self, owner: Owner, key_sha256: bytes, body: Json, deadline_s: int) -> None:
+        """Add a batch, to be validated."""
+        now_s = self.now_s()
+        row = {
+            "batch_id": body["id"],
+            "tenant_id": owner.tenant_id,
+            "project_id": owner.project_id,
+            "key_sha256": key_sha256,
+            "status": "validating",
+            "body": orjson.dumps(body),
+            "lease_owner": "",
+            "lease_until_s": 0,
+            "deadline_s": deadline_s,
+            "created_s": now_s,
+            "expires_s": max(now_s + self._ttl_s, deadline_s + self._ttl_s),
+        }
+        await self._state.write(lambda it: put(it, batches, [row]))
+
+    async def count_active(self, owner: Owner) -> int:
+        """Return how many batches of a project are not over."""
+        asked = (
+            select(func.count())
+            .select_from(batches)
+            .where(*_owned(owner), batches.c.status.in_(ACTIVE))
+        )
+        return await self._state.read(lambda it: it.execute(asked).scalar_one())
+
+    async def find(self, owner: Owner, batch_id: str) -> Json:
+        """Return a batch's public object.
+
+        Raises:
+            NotFound: there is none of this owner's.
+        """
+
+        def work(connection: Connection) -> Json | None:
+            asked = select(batches).where(*_owned(owner), batches.c.batch_id == batch_id)
+            row = connection.execute(asked).mappings().first()
+            return None if row is None else _public(connection, row)
+
+        found = await self._state.read(work)
+        if found is None:
+            raise NotFound(f"Batch {batch_id[:100]!r} not found.", param="batch_id")
+        return found
+
+    async def find_all(self, owner: Owner) -> list[Json]:
+        """Return a project's batches, oldest first."""
+        asked = select(batches).where(*_owned(owner)).order_by(batches.c.batch_id)
+        return await self._state.read(
+            lambda it: [_public(it, row) for row in it.execute(asked).mappings()]
+        )
+
+    async def want_cancel(self, owner: Owner, batch_id: str) -> None:
+        """Ask for the end of a batch that is not over; of another one nothing changes."""
+        now_s = self.now_s()
+
+        def work(connection: Connection) -> None:
+            where = (
+                *_owned(owner),
+                batches.c.batch_id == batch_id,
+                batches.c.status.in_(("validating", "in_progress")),
+            )
+            body = connection.scalar(select(batches.c.body).where(*where))
+            if body is not None:
+                changed = {**orjson.loads(body), "cancelling_at": now_s}
+                values = {"status": "cancelling", "body": orjson.dumps(changed)}
+                connection.execute(update(batches).where(*where).values(values))
+
+        await self._state.write(work)
+
+    # --- for the process that works on it ---------------------------------------------------
+
+    async def claim(self, worker_id: str, busy: Sequence[str]) -> Batch | None:
+        """Take the oldest batch that nobody works on, except those named; None = there is none."""
+        now_s = self.now_s()
+
+        def work(connection: Connection) -> Batch | None:
+            asked = (
+                select(batches)
+                .where(
+                    batches.c.status.in_(ACTIVE),
+                    batches.c.batch_id.not_in(busy),
+                    or_(batches.c.lease_until_s <= now_s, batches.c.lease_owner == worker_id),
+                )
+                .order_by(batches.c.created_s)
+                .limit(1)
+                .with_for_update(skip_locked=True)
+            )
+            row = connection.execute(asked).mappings().first()
+            if row is None:
+                return None
+            lease = {"lease_owner": worker_id, "lease_until_s": now_s + LEASE_S}
+            where = batches.c.batch_id == row["batch_id"]
+            connection.execute(update(batches).where(where).values(lease))
+            return _batch(row)
+
+        return await self._state.write(work)
+
+    async def renew(self, batch_id: str, worker_id: str) -> str:
+        """Keep the lease; return the status, empty if the lease or the batch is lost."""
+        until_s = self.now_s() + LEASE_S
+        changed = (
+            update(batches)
+            .where(_leased(batch_id, worker_id))
+            .values(lease_until_s=until_s)
+            .returning(batches.c.status)
+        )
+        return await self._state.write(lambda it: it.scalar(changed)) or ""
+
+    async def release(self, batch_id: str, worker_id: str) -> None:
+        """Let another process go on with it at once."""
+        changed = update(batches).where(_leased(batch_id, worker_id)).values(lease_until_s=0)
+        await self._state.write(lambda it: it.execute(changed))
+
+    async def move(
+        self, batch_id: str, expected: Sequence[str], status: str, **fields: object
+    ) -> bool:
+        """Change a batch's status and fields, if it is still in an expected one."""
+
+        def work(connection: Connection) -> bool:
+            where = (batches.c.batch_id == batch_id, batches.c.status.in_(expected))
+            body = connection.scalar(select(batches.c.body).where(*where))
+            if body is None:
+                return False
+            changed = {**orjson.loads(body), **fields}
+            values = {"status": status, "body": orjson.dumps(changed)}
+            connection.execute(update(batches).where(*where).values(values))
+            return True
+
+        return await self._state.write(work)
+
+    async def add_lines(self, batch_id: str, lines: Sequence[InputLine]) -> None:
+        """Add lines with a request id each; those that are there already stay as they are."""
+        rows = [
+            {
+                "batch_id": batch_id,
+                "line_no": line.line_no,
+                "custom_id": line.custom_id,
+                "request_id": new_request_id(self._state.clock),
+                "state": _PENDING,
+                "request": line.body,
+                "result": b"",
+            }
+            for line in lines
+        ]
+        await self._state.write(lambda it: insert_new(it, batch_lines, rows))
+
+    async def pending(self, batch_id: str, after_no: int, limit: int) -> list[PendingLine]:
+        """Return lines that are to be answered, in order."""
+        asked = (
+            select(batch_lines)
+            .where(
+                batch_lines.c.batch_id == batch_id,
+                batch_lines.c.state == _PENDING,
+                batch_lines.c.line_no > after_no,
+            )
+            .order_by(batch_lines.c.line_no)
+            .limit(limit)
+        )
+        rows = await self._state.read(lambda it: it.execute(asked).mappings().all())
+        return [
+            PendingLine(row["line_no"], row["custom_id"], row["request_id"], row["request"])
+            for row in rows
+        ]
+
+    async def rename(self, batch_id: str, line_no: int, request_id: str) -> None:
+        """Give a pending line another request id: its last one has been booked as failed."""
+        where = _line(batch_id, line_no)
+        changed = update(batch_lines).where(*where).values(request_id=request_id)
+        await self._state.write(lambda it: it.execute(changed))
+
+    async def end_line(
+        self, batch_id: str, line_no: int, result: bytes, *, succeeded: bool
+    ) -> None:
+        """Keep a line's result, unless it has one."""
+        values = {
+            "state": _SUCCEEDED if succeeded else "failed",
+            "request": b"",
+            "result": result,
+        }
+        changed = update(batch_lines).where(*_line(batch_id, line_no)).values(values)
+        await self._state.write(lambda it: it.execute(changed))
+
+    async def results(
+        self, batch_id: str, after_no: int, limit: int, *, succeeded: bool
+    ) -> list[tuple[int, bytes]]:
+        """Return results of one kind in order: line numbers and texts."""
+        state = batch_lines.c.state
+        asked = (
+            select(batch_lines.c.line_no, batch_lines.c.result)
+            .where(
+                batch_lines.c.batch_id == batch_id,
+                state == _SUCCEEDED if succeeded else state == "failed",
+                batch_lines.c.line_no > after_no,
+            )
+            .order_by(batch_lines.c.line_no)
+            .limit(limit)
+        )
+        rows = await self._state.read(lambda it: it.execute(asked).all())
+        return [(int(line_no), bytes(result)) for line_no, result in rows]
+
+
+def _owned(owner: Owner) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return batches.c.tenant_id == owner.tenant_id, batches.c.project_id == owner.project_id
+
+
+def _leased(batch_id: str, worker_id: str) -> Any:  # Any: a SQL condition
+    return (batches.c.batch_id == batch_id) & (batches.c.lease_owner == worker_id)
+
+
+def _line(batch_id: str, line_no: int) -> tuple[ColumnElement[bool], ...]:
+    lines = batch_lines.c
+    return lines.batch_id == batch_id, lines.line_no == line_no, lines.state == _PENDING
+
+
+def _batch(row: RowMapping) -> Batch:
+    return Batch(
+        row["batch_id"],
+        Owner(row["tenant_id"], row["project_id"]),
+        row["key_sha256"],
+        row["status"],
+        orjson.loads(row["body"]),
+        row["deadline_s"],
+    )
+
+
+def _public(connection: Connection, row: RowMapping) -> Json:
+    asked = (
+        select(batch_lines.c.state, func.count())
+        .where(batch_lines.c.batch_id == row["batch_id"])
+        .group_by(batch_lines.c.state)
+    )
+    counts = {row[0]: row[1] for row in connection.execute(asked)}
+    return {
+        **orjson.loads(row["body"]),
+        "status": row["status"],
+        "request_counts": {
+            "total": sum(counts.values()),
+            "completed": counts.get(_SUCCEEDED, 0),
+            "failed": counts.get("failed", 0),
+        },
+    }

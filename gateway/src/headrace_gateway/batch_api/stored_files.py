@@ -1,0 +1,203 @@
+"""Files of projects, kept in pieces in the gateway's state."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+
+from sqlalchemy import Connection, RowMapping, Select, delete, func, insert, select, update
+
+from headrace_common.errors import InvalidRequest, NotFound
+from headrace_common.ids import ulid
+from headrace_gateway.answer_extras import Json
+from headrace_gateway.state.schema import file_chunks, files
+from headrace_gateway.state.store import Owner, StateStore
+
+CHUNK_BYTES = 2**20
+# A file whose upload broke off is swept so soon.
+_HALF_S = 3600
+_HIDDEN = -1
+
+
+@dataclass(frozen=True)
+class FileLimits:
+    """Bounds of files.
+
+    Args:
+        max_bytes: of one file.
+        project_bytes: of all files of one project.
+        ttl_s: how long a file is kept.
+    """
+
+    max_bytes: int
+    project_bytes: int
+    ttl_s: int
+
+
+class StoredFiles:
+    """The files of all projects.
+
+    Args:
+        state: where they are.
+        limits: bounds.
+    """
+
+    def __init__(self, state: StateStore, limits: FileLimits) -> None:
+        self._state, self.limits = state, limits
+
+    def new_id(self) -> str:
+        """Return the id of a file to be made."""
+        return "file-" + ulid(self._state.clock)
+
+    async def save(
+        self,
+        owner: Owner,
+        file_id: str,
+        filename: str,
+        purpose: str,
+        pieces: AsyncIterator[bytes],
+        ttl_s: int | None = None,
+    ) -> Json:
+        """Keep a file under an id, also if an earlier try to write it broke off.
+
+        Raises:
+            InvalidRequest: it is too large, or the project has no room for it.
+        """
+        now_s = self._state.now_s()
+        row = {
+            "file_id": file_id,
+            "tenant_id": owner.tenant_id,
+            "project_id": owner.project_id,
+            "filename": filename,
+            "purpose": purpose,
+            "size_bytes": _HIDDEN,
+            "created_s": now_s,
+            "expires_s": now_s + _HALF_S,
+        }
+        room = await self._state.write(lambda it: _begin(it, row, self.limits.project_bytes))
+        size_bytes = await self._write_chunks(file_id, pieces, min(room, self.limits.max_bytes))
+        expires_s = now_s + min(ttl_s or self.limits.ttl_s, self.limits.ttl_s)
+        done = {"size_bytes": size_bytes, "expires_s": expires_s}
+        where = files.c.file_id == file_id
+        await self._state.write(lambda it: it.execute(update(files).where(where).values(done)))
+        return file_json({**row, **done})
+
+    async def _write_chunks(self, file_id: str, pieces: AsyncIterator[bytes], room: int) -> int:
+        size_bytes, idx, waiting = 0, 0, bytearray()
+
+        async def flush() -> None:
+            nonlocal idx, waiting
+            chunk = {"file_id": file_id, "chunk_idx": idx, "data": bytes(waiting)}
+            await self._state.write(lambda it: it.execute(insert(file_chunks), chunk))
+            idx, waiting = idx + 1, bytearray()
+
+        async for piece in pieces:
+            size_bytes += len(piece)
+            if size_bytes > room:
+                raise InvalidRequest(
+                    f"The file is larger than the {room} bytes that are left for it.", param="file"
+                )
+            waiting += piece
+            while len(waiting) >= CHUNK_BYTES:
+                rest = waiting[CHUNK_BYTES:]
+                del waiting[CHUNK_BYTES:]
+                await flush()
+                waiting = rest
+        if waiting:
+            await flush()
+        return size_bytes
+
+    async def find(self, owner: Owner, file_id: str, param: str = "file_id") -> Json:
+        """Return a file's object.
+
+        Raises:
+            NotFound: there is none of this owner's.
+        """
+        row = await self._state.read(lambda it: _row(it, owner, file_id))
+        if row is None:
+            raise NotFound(f"File {file_id[:100]!r} not found.", param=param)
+        return file_json(row)
+
+    async def find_all(self, owner: Owner, purpose: str | None) -> list[Json]:
+        """Return all files of a project, oldest first."""
+        asked = select(files).where(
+            files.c.tenant_id == owner.tenant_id,
+            files.c.project_id == owner.project_id,
+            files.c.size_bytes >= 0,
+        )
+        if purpose is not None:
+            asked = asked.where(files.c.purpose == purpose)
+        rows = await self._state.read(
+            lambda it: it.execute(asked.order_by(files.c.file_id)).mappings().all()
+        )
+        return [file_json(row) for row in rows]
+
+    async def delete(self, owner: Owner, file_id: str) -> None:
+        """Delete a file.
+
+        Raises:
+            NotFound: there is none of this owner's.
+        """
+        await self.find(owner, file_id)
+        await self._state.write(lambda it: _drop(it, file_id))
+
+    async def read(self, file_id: str) -> AsyncIterator[bytes]:
+        """Yield a file's pieces; the caller has made sure whose it is."""
+        idx = 0
+        while True:
+            where = (file_chunks.c.file_id == file_id, file_chunks.c.chunk_idx == idx)
+            asked = select(file_chunks.c.data).where(*where)
+            data = await self._state.read(partial(_scalar, statement=asked))
+            if data is None:
+                return
+            yield data
+            idx += 1
+
+
+def file_json(row: RowMapping | Json) -> Json:
+    """Return the public object of a file."""
+    return {
+        "id": row["file_id"],
+        "object": "file",
+        "bytes": row["size_bytes"],
+        "created_at": row["created_s"],
+        "expires_at": row["expires_s"],
+        "filename": row["filename"],
+        "purpose": row["purpose"],
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def _scalar(connection: Connection, statement: Select[bytes]) -> bytes | None:
+    return connection.scalar(statement)
+
+
+def _row(connection: Connection, owner: Owner, file_id: str) -> RowMapping | None:
+    asked = select(files).where(
+        files.c.file_id == file_id,
+        files.c.tenant_id == owner.tenant_id,
+        files.c.project_id == owner.project_id,
+        files.c.size_bytes >= 0,
+    )
+    return connection.execute(asked).mappings().first()
+
+
+def _begin(connection: Connection, row: Json, project_bytes: int) -> int:
+    """Make room for a file; return how many bytes its project may still store."""
+    _drop(connection, row["file_id"])
+    used = connection.scalar(
+        select(func.coalesce(func.sum(files.c.size_bytes), 0)).where(
+            files.c.tenant_id == row["tenant_id"],
+            files.c.project_id == row["project_id"],
+            files.c.size_bytes > 0,
+        )
+    )
+    connection.execute(insert(files), row)
+    return max(0, project_bytes - int(used or 0))
+
+
+def _drop(connection: Connection, file_id: str) -> None:
+    connection.execute(delete(file_chunks).where(file_chunks.c.file_id == file_id))
+    connection.execute(delete(files).where(files.c.file_id == file_id))

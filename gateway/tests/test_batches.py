@@ -1,0 +1,228 @@
+"""/v1/files and /v1/batches over HTTP, with the SDK that applications use."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH
+from headrace_contracts.usage.v1 import usage_pb2
+from headrace_testing.fake_worker import MODEL
+from headrace_testing.gateway_fleet import GatewayFleet
+from headrace_testing.waiting import eventually
+
+URL = "/v1/chat/completions"
+
+
+def line(custom_id: str, **fields: Any) -> dict[str, Any]:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": custom_id}], "max_tokens": 4}
+    return {"custom_id": custom_id, "method": "POST", "url": URL, "body": {**body, **fields}}
+
+
+def jsonl(*lines: Any) -> bytes:
+    texts = [one if isinstance(one, str) else json.dumps(one) for one in lines]
+    return "\n".join(texts).encode()
+
+
+async def upload(client: openai.AsyncOpenAI, *lines: Any) -> str:
+    made = await client.files.create(file=("in.jsonl", jsonl(*lines)), purpose="batch")
+    return made.id
+
+
+async def start(client: openai.AsyncOpenAI, *lines: Any) -> str:
+    file_id = await upload(client, *lines)
+    made = await client.batches.create(
+        input_file_id=file_id, endpoint=URL, completion_window="24h", metadata={"a": "b"}
+    )
+    assert made.status in ("validating", "in_progress")
+    return made.id
+
+
+async def ended(client: openai.AsyncOpenAI, batch_id: str, status: str = "completed") -> Any:
+    async def is_over() -> Any:
+        batch = await client.batches.retrieve(batch_id)
+        assert batch.status == status, batch
+        return batch
+
+    return await eventually(is_over, within_s=20, every_s=0.1)
+
+
+async def results(client: openai.AsyncOpenAI, file_id: str) -> list[dict[str, Any]]:
+    text = (await client.files.content(file_id)).text
+    return [json.loads(one) for one in text.splitlines()]
+
+
+async def test_files_are_kept_listed_and_deleted(fleet: GatewayFleet) -> None:
+    """What goes in comes out; nobody else sees it; deleted is gone."""
+    other, _ = fleet.new_key(tenant_id="rival")
+    async with fleet.openai() as client, fleet.openai(other) as rival:
+        content = b'{"a": 1}\n' * 200_000
+        made = await client.files.create(file=("big.jsonl", content), purpose="batch")
+        assert (made.bytes, made.filename, made.status) == (len(content), "big.jsonl", "processed")
+        assert (await client.files.content(made.id)).content == content
+        assert [one.id async for one in client.files.list()] == [made.id]
+        assert [one.id async for one in rival.files.list()] == []
+        with pytest.raises(openai.NotFoundError):
+            await rival.files.content(made.id)
+        await client.files.delete(made.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.files.retrieve(made.id)
+
+
+async def test_a_batch_from_lines_to_results(fleet: GatewayFleet) -> None:
+    """One result a line, good ones and wrong ones apart; batch class, lowest priority, one bill."""
+    async with fleet.openai() as client:
+        batch_id = await start(client, line("a"), line("b"), line("c", temperature=9), line("d"))
+        batch = await ended(client, batch_id)
+        good = await results(client, batch.output_file_id)
+        (wrong,) = await results(client, batch.error_file_id)
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (4, 3, 1)
+    assert [one["custom_id"] for one in good] == ["a", "b", "d"]
+    assert all(one["response"]["status_code"] == 200 for one in good)
+    assert all(one["response"]["body"]["choices"][0]["message"]["content"] for one in good)
+    assert wrong["custom_id"] == "c"
+    assert wrong["response"]["status_code"] == 400
+    assert wrong["response"]["body"]["error"]["param"] == "temperature"
+    closed = fleet.usage.closed_events()
+    assert sorted(it.request_id for it in closed) == sorted(
+        one["response"]["request_id"] for one in good
+    )
+    assert {it.price_tier for it in closed} == {usage_pb2.PRICE_TIER_BATCH}
+    assert {it.priority for it in fleet.worker.requests} == {PRIORITY_BATCH}
+    assert {it.priority for it in fleet.router.picks} == {PRIORITY_BATCH}
+
+
+async def test_mistakes_are_told_by_line(fleet: GatewayFleet) -> None:
+    """A file with a wrong line runs not at all; every mistake is told with its line."""
+    async with fleet.openai() as client:
+        batch_id = await start(
+            client,
+            line("a"),
+            "{not json",
+            "",
+            line("a"),
+            {**line("b"), "url": "/v1/embeddings"},
+            {**line("c"), "method": "GET"},
+            line("d", stream=True),
+            {"custom_id": "e"},
+        )
+        batch = await ended(client, batch_id, "failed")
+    told = [(it.line, it.code) for it in batch.errors.data]
+    assert told == [
+        (2, "invalid_json_line"),
+        (4, "duplicate_custom_id"),
+        (5, "mismatched_url"),
+        (6, "invalid_method"),
+        (7, "invalid_request"),
+        (8, "invalid_line"),
+    ]
+    assert fleet.worker.requests == []
+
+
+async def test_a_batch_is_cancelled(fleet: GatewayFleet) -> None:
+    """What is answered stays, the rest is told as cancelled; each line has one result."""
+    fleet.worker.switches.delay_per_token_s = 0.1
+    lines = [line(f"l{idx}") for idx in range(30)]
+    async with fleet.openai() as client:
+        batch_id = await start(client, *lines)
+
+        async def some_done() -> bool:
+            counts = (await client.batches.retrieve(batch_id)).request_counts
+            return counts is not None and counts.completed >= 2
+
+        await eventually(some_done, within_s=20)
+        assert (await client.batches.cancel(batch_id)).status in ("cancelling", "cancelled")
+        batch = await ended(client, batch_id, "cancelled")
+        good = await results(client, batch.output_file_id)
+        rest = await results(client, batch.error_file_id)
+    ids = [one["custom_id"] for one in good + rest]
+    assert sorted(ids) == sorted(one["custom_id"] for one in lines)
+    assert {one["error"]["code"] for one in rest} == {"batch_cancelled"}
+    await fleet.settled()
+
+
+async def test_a_batch_survives_its_gateway(fleet_parts: GatewayFleet) -> None:
+    """Another process goes on: answered lines stay, the others run, each has one result."""
+    await fleet_parts.start()
+    fleet_parts.worker.switches.delay_per_token_s = 0.05
+    async with fleet_parts.openai() as client:
+        batch_id = await start(client, *[line(f"l{idx}") for idx in range(12)])
+
+        async def some_done() -> bool:
+            counts = (await client.batches.retrieve(batch_id)).request_counts
+            return counts is not None and counts.completed >= 2
+
+        await eventually(some_done, within_s=20)
+    await fleet_parts.restart_gateway()
+    fleet_parts.worker.switches.delay_per_token_s = 0.0
+    async with fleet_parts.openai() as client:
+        batch = await ended(client, batch_id)
+        good = await results(client, batch.output_file_id)
+    assert [one["custom_id"] for one in good] == [f"l{idx}" for idx in range(12)]
+    assert batch.error_file_id is None
+    await fleet_parts.close()
+
+
+async def test_batches_wait_while_others_queue(fleet: GatewayFleet) -> None:
+    """No line begins while a replica says that requests wait."""
+    fleet.router.set_waiting("w0", 3)
+    await eventually(lambda: fleet.gateway.directory.num_waiting == 3, within_s=3)
+    async with fleet.openai() as client:
+        batch_id = await start(client, line("a"))
+        await asyncio.sleep(0.5)
+        assert fleet.worker.requests == []
+        fleet.router.set_waiting("w0", 0)
+        await ended(client, batch_id)
+
+
+async def test_a_full_fleet_is_tried_again(fleet: GatewayFleet) -> None:
+    """A line that is refused for now waits and is answered later."""
+    fleet.worker.switches.refuse = True
+    async with fleet.openai() as client:
+        batch_id = await start(client, line("a"))
+        await asyncio.sleep(0.5)
+        fleet.worker.switches.refuse = False
+        batch = await ended(client, batch_id)
+        assert len(await results(client, batch.output_file_id)) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"endpoint": "/v1/nope"}, "endpoint"),
+        ({"input_file_id": "file-nope"}, "input_file_id"),
+        ({"completion_window": "1h"}, "completion_window"),
+        ({"extra_body": {"no_such": 1}}, "no_such"),
+    ],
+)
+async def test_wrong_batches_are_refused(fleet: GatewayFleet, fields: Any, param: str) -> None:
+    """By the name of the field."""
+    async with fleet.openai() as client:
+        file_id = await upload(client, line("a"))
+        ask = {"input_file_id": file_id, "endpoint": URL, "completion_window": "24h", **fields}
+        with pytest.raises(openai.APIStatusError) as caught:
+            await client.batches.create(**ask)
+    assert caught.value.param == param
+
+
+async def test_wrong_files_are_refused(fleet_parts: GatewayFleet) -> None:
+    """Purpose, unknown fields, size."""
+    fleet_parts.settings["file_max_bytes"] = 1024
+    await fleet_parts.start()
+    async with fleet_parts.openai() as client:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.files.create(file=("a", b"x"), purpose="fine-tune")
+        assert caught.value.param == "purpose"
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.files.create(file=("a", b"x" * 5000), purpose="batch")
+        assert "1024" in str(caught.value)
+        with pytest.raises(openai.APIStatusError) as too_large:
+            await client.files.create(file=("a", b"x" * 200_000), purpose="batch")
+        assert too_large.value.status_code == 413
+        assert [one async for one in client.files.list()] == []
+    await fleet_parts.close()
