@@ -17,6 +17,8 @@ from headrace_testing.fake_guard import FakeGuard, FakeGuardServer
 SERVICE = pb.DESCRIPTOR.services_by_name["Guard"]
 CHECK_INPUT = method_ref(SERVICE, "CheckInput", pb.CheckInputRequest, pb.CheckInputResponse)
 CHECK_OUTPUT = method_ref(SERVICE, "CheckOutput", pb.CheckOutputRequest, pb.CheckOutputResponse)
+MODERATE = method_ref(SERVICE, "Moderate", pb.ModerateRequest, pb.ModerateResponse)
+REPORT_SENT = method_ref(SERVICE, "ReportSent", pb.SentReport, pb.SentReportResponse)
 OutputCall = SessionCall[pb.CheckOutputRequest, pb.CheckOutputResponse]
 CANARY = pb.PolicyRef(blocklist=["canary", "wet paint"])
 
@@ -239,3 +241,20 @@ async def test_the_plain_way_in_gives_the_same(address: str) -> None:
     async with open_channel(address) as channel:
         answer = await call_unary(channel, CHECK_INPUT, question("a canary"), timeout_s=5)
     assert answer.verdict.action == pb.ACTION_BLOCK
+
+
+async def test_moderation_answers_text_by_text(client: SessionClient) -> None:
+    """In order, one result each, scores between 0 and 1, with the version that judged."""
+    request = pb.ModerateRequest(request_id="r", tenant_id="t", key_id="k", texts=["a", "b", "c"])
+    answer = await client.unary(MODERATE, request, timeout_s=10)
+    assert len(answer.results) == 3
+    for result in answer.results:
+        assert result.scores
+        assert all(0 <= score <= 1 for score in result.scores.values())
+        assert set(result.flagged) <= set(result.scores)
+
+
+async def test_what_was_sent_can_be_reported(client: SessionClient) -> None:
+    """Also of a request that the guard never saw: that is what the report is for."""
+    report = pb.SentReport(request_id="r", tenant_id="t", key_id="k", sent_chars=7)
+    assert await client.unary(REPORT_SENT, report, timeout_s=5) == pb.SentReportResponse()

@@ -28,11 +28,8 @@ _HEX = re2.compile(rb"(?:0x|\\x)?[0-9A-Fa-f]{2}(?:[ :,]?(?:0x|\\x)?[0-9A-Fa-f]{2
 _HEX_MARK = re.compile(rb"0x|\\x|[ :,]")
 _PERCENT = re2.compile(rb"[^\s%]*(?:%[0-9A-Fa-f]{2}[^\s%]*){3,}")
 _TURNED = re.compile("[\u202e\u2067]([^\u202c\u2069\n]+)")
-_ROT13_WORDS = re.compile(r"\b(?:gur|naq|lbh|lbhe|guvf|gung|jvgu|sbe|ner|abg|ubj|jung|nyy)\b", re.I)
-_ENGLISH_WORDS = re.compile(
-    r"\b(?:the|and|you|your|this|that|with|for|are|not|how|what|all)\b", re.I
-)
-_MIN_ROT13_WORDS = 2
+_ROT13_WORDS = re2.compile(rb"(?i)\b(?:gur|naq|lbhe?|guvf|gung|jvgu|sbe|ner|abg|ubj|jung|nyy)\b")
+_ENGLISH_WORDS = re2.compile(rb"(?i)\b(?:the|and|your?|this|that|with|for|are|not|how|what|all)\b")
 # Share of printable characters from which bytes are taken for text.
 _MIN_READABLE_RATIO = 0.9
 _MIN_LETTER_RATIO = 0.5
@@ -92,12 +89,18 @@ def _found(text: str) -> Iterator[tuple[int, int, str, str]]:
             shown = decode(found.group())
             if shown is not None:
                 yield found.start(), found.end(), kind, shown
-    for turned in _TURNED.finditer(text):
-        yield turned.start(), turned.end(), "bidi", turned.group(1)[::-1]
-    if len(_ROT13_WORDS.findall(text, 0, MAX_CHARS)) >= _MIN_ROT13_WORDS and not (
-        _ENGLISH_WORDS.search(text, 0, MAX_CHARS)
-    ):
+    if "\u202e" in text or "\u2067" in text:
+        for turned in _TURNED.finditer(text):
+            yield turned.start(), turned.end(), "bidi", turned.group(1)[::-1]
+    if _looks_turned_by_13(data[:MAX_CHARS]):
         yield 0, len(text), "rot13", codecs.encode(text, "rot13")
+
+
+def _looks_turned_by_13(data: bytes) -> bool:
+    first = _ROT13_WORDS.search(data)
+    if first is None or _ROT13_WORDS.search(data, first.end()) is None:
+        return False
+    return _ENGLISH_WORDS.search(data) is None
 
 
 def _from_base64(run: bytes) -> str | None:

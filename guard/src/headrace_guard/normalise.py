@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
 
+import re2
+
 from headrace_guard.characters import decode_tag, is_dropped_mark, is_invisible, is_tag
 from headrace_guard.lookalikes import ascii_lookalike
 
@@ -45,7 +47,8 @@ class Mode(Enum):
 Lefts = tuple[str, str, str, str, str]
 NO_LEFTS: Lefts = ("", "", "", "", "")
 
-_IRREGULAR = re.compile(r"[^\t\n\r -~]")
+# Control characters; the faster engine sees every text of every request.
+_CONTROL = re2.compile(rb"[^\t\n\r -~]")
 _IRREGULAR_RUN = re.compile(r"[^\t\n\r -~]+")
 _IRREGULAR_OR_SPACES = re.compile(r"\s{2,}|[^\t\n\r -~]+")
 _SPACES = re.compile(r"\s{2,}")
@@ -207,16 +210,22 @@ def view_of(text: str, mode: Mode, is_folded: bool, left: str = "") -> View:
         is_folded: for words: case folded, one space per run of white space.
         left: last visible character before the text.
     """
-    if _IRREGULAR.search(text) is None:
+    if is_regular(text):
         if not is_folded:
             return View(text, left)
-        if not _needs_collapsing(text, left):
-            return View(text.translate(_ONE_SPACE).lower(), left)
+        folded = text.translate(_ONE_SPACE).lower()
+        if "  " not in folded and not (folded[:1] == " " and left.isspace()):
+            return View(folded, left)
     else:
         mapped = _map_one_to_one(text, mode, is_folded)
         if mapped is not None and not (is_folded and _needs_collapsing(mapped, left)):
             return View(mapped, left)
     return _view_by_pieces(text, _Builder(mode, is_folded, left), is_folded)
+
+
+def is_regular(text: str) -> bool:
+    """Whether *text* is printable ASCII and common white space only."""
+    return text.isascii() and _CONTROL.search(text.encode()) is None
 
 
 def _needs_collapsing(text: str, left: str) -> bool:
@@ -316,7 +325,7 @@ class Window:
 
     @cached_property
     def _modes(self) -> list[Mode]:
-        if _IRREGULAR.search(self.text) is None:
+        if is_regular(self.text):
             # All modes agree on the text; what came before may differ.
             if self.lefts.count(self.lefts[0]) == len(self.lefts):
                 return _ANY_MODE

@@ -135,7 +135,8 @@ def _print_record(record: pb.AuditRecord) -> None:
     state = pb.VerdictState.Name(record.state).removeprefix("VERDICT_STATE_").lower()
     action = pb.Action.Name(record.action).removeprefix("ACTION_").lower()
     print(f"{at} {kind}: {state}, {action}; policy {record.policy_version}")
-    print(f"  scanned {record.scanned_chars}, released {record.released_chars} characters")
+    released = f", released {record.released_chars}" if record.kind == pb.AUDIT_KIND_OUTPUT else ""
+    print(f"  characters: scanned {record.scanned_chars}{released}")
     if record.reason:
         print(f"  not judged: {record.reason}")
     for found in record.findings:
