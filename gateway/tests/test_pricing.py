@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace_contracts.billing.v1.billing_pb2 import Price, PriceTable
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
-from headrace_gateway.pricing import PriceBook, amount_nano_usd, hold_nano_usd
+from headrace_gateway.pricing import PriceBook, Rates, amount_nano_usd, hold_nano_usd
 from headrace_testing.clock import FakeClock
 
 
@@ -31,8 +31,9 @@ def test_every_class_of_tokens_has_its_price() -> None:
         cache_write_tokens=15,
         output_tokens=7,
     )
-    assert amount_nano_usd(row, usage) == 40 * 20 + 45 * 2 + 15 * 25 + 7 * 60
-    assert amount_nano_usd(None, usage) == 0
+    rates = Rates(((row,),))
+    assert amount_nano_usd(rates, usage) == 40 * 20 + 45 * 2 + 15 * 25 + 7 * 60
+    assert amount_nano_usd(Rates(), usage) == 0
 
 
 def test_the_hold_covers_every_outcome() -> None:
@@ -41,7 +42,8 @@ def test_the_hold_covers_every_outcome() -> None:
         input_nano_usd=20, cached_input_nano_usd=2, cache_write_nano_usd=25, output_nano_usd=60
     )
     usage = TokenUsage(prompt_tokens=10, cache_write_tokens=10, output_tokens=5)
-    assert hold_nano_usd(row, 10, 5) == amount_nano_usd(row, usage)
+    rates = Rates(((row,),))
+    assert hold_nano_usd(rates, 10, 5) == amount_nano_usd(rates, usage)
 
 
 def test_the_newest_row_in_effect_counts(clock: FakeClock) -> None:
@@ -55,16 +57,17 @@ def test_the_newest_row_in_effect_counts(clock: FakeClock) -> None:
         price(version=4, input_nano_usd=4, tier=2),
         price("default", version=5, input_nano_usd=5),
     )
-    found = prices.find("m")
+    found = prices.find("m").of(1)
     assert found is not None
     assert found.version == 1
     clock.advance(10)
-    assert prices.find("m") == price(version=2, input_nano_usd=2, effective_from_unix_s=now + 10)
+    later = price(version=2, input_nano_usd=2, effective_from_unix_s=now + 10)
+    assert prices.find("m").of(1) == later
 
 
 def test_models_without_a_row_cost_the_default(clock: FakeClock) -> None:
     """And without a default nothing covers them."""
-    found = book(clock, price("default", version=5, input_nano_usd=5)).find("other")
+    found = book(clock, price("default", version=5, input_nano_usd=5)).find("other").of(1)
     assert found is not None
     assert found.input_nano_usd == 5
-    assert book(clock).find("other") is None
+    assert book(clock).find("other").of(1) is None

@@ -49,6 +49,7 @@ from headrace_gateway.responses_api.routes import responses_router
 from headrace_gateway.rest_app import rest_app
 from headrace_gateway.routes.health import health_router
 from headrace_gateway.routes.models import models_router
+from headrace_gateway.routes.usage import usage_router
 from headrace_gateway.sent_reports import SentReports
 from headrace_gateway.settings import GatewaySettings
 from headrace_gateway.state.idempotency_records import IdempotencyRecords
@@ -220,6 +221,7 @@ class Gateway:
         rest = rest_app(
             [
                 models_router(self._auth, self.directory),
+                usage_router(self._auth, self._billing, clock),
                 responses_router(self._auth, self._kept, self._background),
                 files_router(self._auth, self._files),
                 batches_router(self._auth, self._batches, self._runner),

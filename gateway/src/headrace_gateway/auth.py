@@ -206,6 +206,16 @@ def check_model_allowed(principal: billing_pb2.Principal, model: str) -> None:
         raise ModelNotAllowed(f"This API key may not use the model {model!r}.", param="model")
 
 
+def check_scope(principal: billing_pb2.Principal, scope: str) -> None:
+    """Raise unless the key is for *scope*; a key without scopes is for inference and usage.
+
+    Raises:
+        ModelNotAllowed: it is not.
+    """
+    if principal.scopes and scope not in principal.scopes:
+        raise ModelNotAllowed(f"This API key lacks the scope {scope!r}.")
+
+
 def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     found = b""
     for name, value in headers:

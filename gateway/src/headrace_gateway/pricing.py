@@ -6,7 +6,9 @@ comparison. All amounts are whole nano-USD.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from headrace_common.clock import Clock
 from headrace_contracts.billing.v1.billing_pb2 import Price, PriceTable
@@ -50,19 +52,47 @@ class PriceBook:
         for row in _newest_first(table.prices):
             self._rows.setdefault((row.model, row.tier or _STANDARD), []).append(row)
 
-    def find(self, model: str, tier: int = _STANDARD) -> Price | None:
-        """Return the price of *model* now, None if no row covers it.
+    def find(self, model: str, tier: int = _STANDARD) -> Rates:
+        """Return what prices a request for *model* that is admitted now.
 
         A class of service without a row of its own costs what the standard one does, as in the
-        ledger.
+        ledger (`headrace_billing.prices` says how a row is chosen).
         """
-        now = self._clock.unix_s()
+        now = int(self._clock.unix_s())
+        levels = []
         for name in (model, _ANY_MODEL):
-            for wanted in (tier, _STANDARD):
+            for wanted in dict.fromkeys((tier, _STANDARD)):
+                places = dict[tuple[int, _Window], Price]()
                 for row in self._rows.get((name, wanted), ()):
-                    if row.effective_from_unix_s <= now < (row.effective_to_unix_s or now + 1):
-                        return row
+                    if _in_effect(row, now):
+                        # Newest first, so the first of a place stays.
+                        places.setdefault((row.from_prompt_tokens, _window(row)), row)
+                levels.append(tuple(row for row in places.values() if not row.withdrawn))
+        return Rates(tuple(level for level in levels if level))
+
+
+_Window: TypeAlias = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The rows that may price one request, by level: the first level that has one says it."""
+
+    levels: tuple[tuple[Price, ...], ...] = ()
+
+    def of(self, prompt_tokens: int) -> Price | None:
+        """Return the row for a prompt of so many tokens, None if no row covers it."""
+        for level in self.levels:
+            rows = [row for row in level if row.from_prompt_tokens <= prompt_tokens]
+            if rows:
+                return max(rows, key=_rank)
         return None
+
+    def up_to(self, prompt_tokens: int) -> Sequence[Price]:
+        """Return every row that could price a prompt of at most so many tokens."""
+        return [
+            row for level in self.levels for row in level if row.from_prompt_tokens <= prompt_tokens
+        ]
 
 
 def price_tier(request: ApiRequest) -> usage_pb2.PriceTier.ValueType:
@@ -70,11 +100,47 @@ def price_tier(request: ApiRequest) -> usage_pb2.PriceTier.ValueType:
     return _TIERS[request.service_tier]
 
 
-def hold_nano_usd(price: Price | None, prompt_tokens: int, output_tokens: int) -> int:
+def _rank(row: Price) -> tuple[int, bool, int]:
+    return (row.from_prompt_tokens, any(_window(row)), row.version)
+
+
+def _window(row: Price) -> _Window:
+    return (row.window_from_minute, row.window_to_minute, row.window_weekdays)
+
+
+def _in_effect(row: Price, now: int) -> bool:
+    if now < row.effective_from_unix_s or 0 < row.effective_to_unix_s <= now:
+        return False
+    # Day 0 of Unix time was a Thursday; bit 0 is Monday.
+    weekday, minute = (now // 86_400 + 3) % 7, now % 86_400 // 60
+    begin, end, weekdays = _window(row)
+    if begin > end:
+        if minute < end:
+            weekday = (weekday - 1) % 7
+        elif minute < begin:
+            return False
+    elif end and not begin <= minute < end:
+        return False
+    return weekdays == 0 or bool(weekdays >> weekday & 1)
+
+
+def hold_nano_usd(rates: Rates, prompt_tokens: int, output_tokens: int) -> int:
     """Return the most that a request can cost: nothing cached, every output token made."""
-    row = price or _FREE
-    per_input = max(row.input_nano_usd, row.cached_input_nano_usd, row.cache_write_nano_usd)
-    return prompt_tokens * per_input + output_tokens * row.output_nano_usd
+    return max(
+        (
+            prompt_tokens
+            * max(row.input_nano_usd, row.cached_input_nano_usd, row.cache_write_nano_usd)
+            + output_tokens * row.output_nano_usd
+            for row in _reachable(rates, prompt_tokens)
+        ),
+        default=0,
+    )
+
+
+def _reachable(rates: Rates, prompt_tokens: int) -> list[Price]:
+    # A request may end with fewer prompt tokens counted than it was admitted with.
+    edges = {0, prompt_tokens, *(row.from_prompt_tokens for row in rates.up_to(prompt_tokens))}
+    return [row for edge in sorted(edges) if (row := rates.of(edge)) is not None]
 
 
 def cached_tokens(usage: TokenUsage) -> int:
@@ -82,9 +148,9 @@ def cached_tokens(usage: TokenUsage) -> int:
     return usage.cached_gpu_tokens + usage.cached_cpu_tokens + usage.cached_disk_tokens
 
 
-def amount_nano_usd(price: Price | None, usage: TokenUsage) -> int:
+def amount_nano_usd(rates: Rates, usage: TokenUsage) -> int:
     """Return what a request did cost, each class of tokens at its own price."""
-    row = price or _FREE
+    row = rates.of(usage.prompt_tokens) or _FREE
     cached = cached_tokens(usage)
     plain = max(0, usage.prompt_tokens - cached - usage.cache_write_tokens)
     return (

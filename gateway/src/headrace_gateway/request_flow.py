@@ -36,7 +36,7 @@ from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway.admission import Admission, Lease
 from headrace_gateway.answer import Answer, Sink, total_usage
-from headrace_gateway.auth import check_model_allowed
+from headrace_gateway.auth import check_model_allowed, check_scope
 from headrace_gateway.constraints import for_client
 from headrace_gateway.generation import Generator, Job
 from headrace_gateway.guard_parts import complete_guard_parts
@@ -111,6 +111,7 @@ class RequestFlow:
             HeadraceError: refused or failed; the exchange says whether an answer has begun.
         """
         model = self.directory.get(visit.request.model)
+        check_scope(visit.principal, "inference")
         check_model_allowed(visit.principal, visit.request.model)
         if self.usage_log.is_full:
             raise Unavailable("Usage cannot be recorded now.", retry_after_s=5.0)
@@ -145,7 +146,7 @@ class RequestFlow:
                 verdict = verdict or self._ask_guard(visit)
                 account, reserve = self._account(visit), self._reservation(visit, prompts)
                 reserve.cost_nano_usd = hold_nano_usd(
-                    account.price, reserve.input_tokens, most_output_tokens(prompts, request.n)
+                    account.rates, reserve.input_tokens, most_output_tokens(prompts, request.n)
                 )
                 with span("admit"), self._stage("admit"):
                     lease = await self.admission.admit(
@@ -201,8 +202,8 @@ class RequestFlow:
 
     def _account(self, visit: Visit) -> Account:
         request = visit.request
-        price = self.prices.find(request.model, visit.price_tier)
-        if price is None:
+        rates = self.prices.find(request.model, visit.price_tier)
+        if not rates.levels:
             self.metrics.unpriced.inc()
         return Account(
             request_id=visit.request_id,
@@ -210,7 +211,8 @@ class RequestFlow:
             model=request.model,
             endpoint=request.endpoint.value,
             is_stream=request.streaming.is_stream,
-            price=price,
+            rates=rates,
+            admitted_unix_us=unix_us(self.clock),
             price_version=self.prices.version,
             price_tier=visit.price_tier,
         )
@@ -330,7 +332,7 @@ class RequestFlow:
                     input_tokens=usage.prompt_tokens,
                     cached_input_tokens=0 if counts else cached,
                     output_tokens=usage.output_tokens,
-                    cost_nano_usd=amount_nano_usd(admitted.account.price, usage),
+                    cost_nano_usd=amount_nano_usd(admitted.account.rates, usage),
                 )
             )
         )

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace_contracts.billing.v1.billing_pb2 import Price, Principal
+from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.types.v1.types_pb2 import ReplicaRef, TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import (
     Ending,
     PriceTier,
     UsageEvent,
 )
-from headrace_gateway.pricing import amount_nano_usd
+from headrace_gateway.pricing import Rates, amount_nano_usd
 
 
 class UsageLog(Protocol):
@@ -50,7 +50,9 @@ class Account:
     model: str
     endpoint: str
     is_stream: bool
-    price: Price | None
+    rates: Rates
+    # Fixes the price.
+    admitted_unix_us: int
     price_version: int
     price_tier: PriceTier.ValueType
 
@@ -76,7 +78,7 @@ class Account:
         event.ending = ending
         event.estimated = estimated
         event.replicas.extend(replicas)
-        event.amount_nano_usd = amount_nano_usd(self.price, usage)
+        event.amount_nano_usd = amount_nano_usd(self.rates, usage)
         return event
 
     def _event(self, kind: UsageEvent.Kind.ValueType, now_us: int) -> UsageEvent:
@@ -90,6 +92,7 @@ class Account:
             price_version=self.price_version,
             price_tier=self.price_tier,
             occurred_unix_us=now_us,
+            admitted_unix_us=self.admitted_unix_us,
             endpoint=self.endpoint,
             streaming=self.is_stream,
         )

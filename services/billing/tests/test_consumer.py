@@ -66,6 +66,7 @@ class Scene:
         task = asyncio.create_task(supervise("consumer", self.consumer.run, max_delay_s=0.5))
         yield
         await cancel_and_wait(task)
+        await self.consumer.release()
 
     async def books(self) -> VerifyResponse:
         return await self.database.read(verify)
@@ -313,3 +314,30 @@ async def test_an_absent_broker_is_waited_for(own_kafka: LocalServer, database: 
 def test_the_last_kind_of_event_is_known() -> None:
     """A kind added to the contract needs a booking rule first."""
     assert UsageEvent.Kind.keys() == ["KIND_UNSPECIFIED", "KIND_OPENED", "KIND_CLOSED"]
+
+
+async def test_two_consumers_share_the_partitions_and_one_takes_over(scene: Scene) -> None:
+    """Each event is booked once, whoever reads it, also when one of them vanishes."""
+    other = UsageConsumer(
+        scene.bootstrap,
+        scene.database,
+        SystemClock(),
+        BillingMetrics(CollectorRegistry()),
+        usage_topic=scene.usage_topic,
+        worker_topic=scene.worker_topic,
+    )
+    for i in range(30):
+        await scene.send(lives(10 * i, 10 * i + 10), key=f"tenant {i}".encode())
+    task = asyncio.create_task(supervise("other", other.run, max_delay_s=0.5))
+    async with scene.consuming():
+        await eventually(
+            lambda: len(other.shares.epochs) == len(scene.consumer.shares.epochs) == 12,
+            within_s=30,
+        )
+        await scene.booked(600)
+        # It vanishes without a word: its partitions are free when its lease ends.
+        await cancel_and_wait(task)
+        for i in range(30, 40):
+            await scene.send(lives(10 * i, 10 * i + 10), key=f"tenant {i}".encode())
+        await scene.booked(800)
+        assert len(scene.consumer.shares.epochs) == 24

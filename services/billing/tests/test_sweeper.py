@@ -28,12 +28,15 @@ class Scene:
         self.sweeper = Sweeper(
             database,
             self.keeper,
-            lambda: self.caught_up_s,
+            self.caught_up_for_s,
             clock,
             BillingMetrics(self.registry),
             grace_s=GRACE_S,
             interval_s=1.0,
         )
+
+    async def caught_up_for_s(self) -> float:
+        return self.caught_up_s
 
     async def book(self, *messages: UsageEvent | WorkerUsage) -> None:
         batch = [

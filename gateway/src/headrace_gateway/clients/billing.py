@@ -12,7 +12,10 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["Keys"]
 _RESOLVE = method_ref(_SERVICE, "ResolveKey", pb.ResolveKeyRequest, pb.Principal)
 _WATCH = method_ref(_SERVICE, "WatchChanges", pb.WatchChangesRequest, pb.Change)
 _PRICES = method_ref(_SERVICE, "GetPriceTable", pb.GetPriceTableRequest, pb.PriceTable)
+_LEDGER = pb.DESCRIPTOR.services_by_name["Ledger"]
+_SUM_USAGE = method_ref(_LEDGER, "SumUsage", pb.SumUsageRequest, pb.SumUsageResponse)
 _TIMEOUT_S = 2.0
+_USAGE_TIMEOUT_S = 10.0
 
 
 class BillingClient:
@@ -39,6 +42,10 @@ class BillingClient:
     async def fetch_prices(self) -> pb.PriceTable:
         """Return all prices."""
         return await self._session.unary(_PRICES, pb.GetPriceTableRequest(), timeout_s=_TIMEOUT_S)
+
+    async def sum_usage(self, request: pb.SumUsageRequest) -> pb.SumUsageResponse:
+        """Return usage by day."""
+        return await self._session.unary(_SUM_USAGE, request, timeout_s=_USAGE_TIMEOUT_S)
 
     async def close(self) -> None:
         """End the connection."""

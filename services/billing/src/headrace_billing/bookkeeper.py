@@ -76,10 +76,12 @@ class Bookkeeper:
 
     Args:
         worker_topic: deliveries of this topic are `WorkerUsage`, all others `UsageEvent`.
+        exports: closed requests are put on the exporter's list.
     """
 
-    def __init__(self, worker_topic: str) -> None:
+    def __init__(self, worker_topic: str, *, exports: bool = False) -> None:
         self._worker_topic = worker_topic
+        self._exports = exports
 
     def book_batch(
         self, connection: Connection, deliveries: Sequence[Delivery], now_unix_s: int
@@ -152,6 +154,10 @@ class Bookkeeper:
         new = _insert_events(connection, bookings.values(), source)
         repeated += [booking for key, booking in bookings.items() if key not in new]
         _book_new(connection, [bookings[key] for key in bookings if key in new])
+        if self._exports:
+            ids = [request_id for request_id, kind in new if kind == CLOSED]
+            rows = [{"request_id": it, "exported_unix_s": 0} for it in ids]
+            insert_new(connection, schema.exports, rows)
         result.duplicates += len(repeated)
         for key in new:
             if key[1] == OPENED:

@@ -1,8 +1,8 @@
 """Reads the usage log into the books.
 
-No consumer group: this process reads all partitions, and where it stands lies in the ledger's own
-database, moved in the transaction that books the messages. A crash at any point therefore neither
-loses nor repeats a booking.
+No consumer group of the broker's: which partitions this process reads (`shares.py`) and where it
+stands lie in the ledger's own database, checked and moved in the transaction that books the
+messages. A crash at any point therefore neither loses nor repeats a booking.
 
 A log can begin anew (a broker that keeps it in memory was restarted). So whenever the broker went
 away the reading starts one message before its place, and goes on only if that message is the one
@@ -14,8 +14,10 @@ log only are sent again by the gateways' outboxes, which keep whatever `FindMiss
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +31,7 @@ from headrace_billing.bookkeeper import BatchResult, Bookkeeper
 from headrace_billing.broker_watch import BrokerWatch
 from headrace_billing.deliveries import Delivery
 from headrace_billing.metrics import BillingMetrics
+from headrace_billing.shares import Shares
 from headrace_billing.store import Database
 from headrace_common import kafka_client
 from headrace_common.clock import Clock
@@ -36,7 +39,7 @@ from headrace_common.errors import Unavailable
 
 _log = logging.getLogger(__name__)
 
-MAX_BATCH_MESSAGES = 500
+MAX_BATCH_MESSAGES = 2000
 _POLL_MS = 200
 _CHECK_INTERVAL_S = 1.0
 _BROKER_TIMEOUT_S = 10.0
@@ -45,6 +48,10 @@ _FIRST_RETRY_S, _MAX_RETRY_S = 0.1, 5.0
 
 class LogChangedError(Exception):
     """The log is not the one that was being read; connect anew."""
+
+
+class ShareChangedError(Exception):
+    """Other partitions are this process's now; place anew."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +67,15 @@ class UsageConsumer:
 
     ::
 
-        connect -> place -> (poll -> book)* -> [any failure] -> connect ...
+        connect -> share -> place -> (poll -> book)* -> [any failure] -> connect ...
 
     Args:
         bootstrap_servers: the brokers.
         database: where the books are.
         clock: time.
         metrics: where to count.
+        consumer_id: see `Shares`; drawn if not given.
+        exports: see `Bookkeeper`.
         usage_topic: topic of `UsageEvent`.
         worker_topic: topic of `WorkerUsage`.
     """
@@ -78,6 +87,8 @@ class UsageConsumer:
         clock: Clock,
         metrics: BillingMetrics,
         *,
+        consumer_id: str = "",
+        exports: bool = False,
         usage_topic: str = kafka_client.USAGE_TOPIC,
         worker_topic: str = kafka_client.WORKER_USAGE_TOPIC,
     ) -> None:
@@ -87,7 +98,10 @@ class UsageConsumer:
         self._metrics = metrics
         # In this order in each batch: a witness is there before the close that may need it.
         self._topics = (worker_topic, usage_topic)
-        self.bookkeeper = Bookkeeper(worker_topic)
+        self.bookkeeper = Bookkeeper(worker_topic, exports=exports)
+        self.shares = Shares(database, consumer_id or secrets.token_hex(8), clock)
+        # All there are, and which of them this process reads.
+        self._all_partitions: list[TopicPartition] = []
         # Where the log was before and has not been seen to be the same log yet.
         self._expected: dict[TopicPartition, Position] = {}
         self._begins: dict[TopicPartition, int] = {}
@@ -113,7 +127,9 @@ class UsageConsumer:
             try:
                 async with asyncio.timeout(_BROKER_TIMEOUT_S):
                     await consumer.start()
-                    partitions = await self._partitions(consumer)
+                    self._all_partitions = await self._partitions(consumer)
+                partitions = await self._share()
+                async with asyncio.timeout(_BROKER_TIMEOUT_S):
                     consumer.assign(partitions)
                     await self._place(consumer, partitions)
                 await self._loop(consumer, partitions, watch)
@@ -121,6 +137,19 @@ class UsageConsumer:
                 self._caught_up_since_s = None
                 self._metrics.consumer_lag_messages.set(math.nan)
                 await _stop(consumer)
+
+    async def release(self) -> None:
+        """Let the partitions go, at the end of the process."""
+        with contextlib.suppress(Unavailable):
+            await self.shares.release()
+
+    async def _share(self) -> list[TopicPartition]:
+        """Take this process's share; wait while others have everything."""
+        epochs = await self.shares.take(self._all_partitions)
+        while not epochs:
+            await asyncio.sleep(_CHECK_INTERVAL_S)
+            epochs = await self.shares.renew(self._all_partitions, 0.0)
+        return [TopicPartition(*it) for it in sorted(epochs)]
 
     async def _partitions(self, consumer: AIOKafkaConsumer) -> list[TopicPartition]:
         await consumer.topics()
@@ -168,6 +197,7 @@ class UsageConsumer:
             self._watch_ends(consumer, partitions)
             if self._clock.now_s() >= next_check_s:
                 await self._check(consumer, partitions)
+                await self._renew(partitions)
                 next_check_s = self._clock.now_s() + _CHECK_INTERVAL_S
 
     def _deliveries(
@@ -209,9 +239,7 @@ class UsageConsumer:
         """Book a batch, however long the database is away."""
         started_s, now_unix_s = self._clock.now_s(), int(self._clock.unix_s())
         try:
-            result = await self._write(
-                lambda it: self.bookkeeper.book_batch(it, deliveries, now_unix_s)
-            )
+            result = await self._write(lambda it: self._book_share(it, deliveries, now_unix_s))
         except SQLAlchemyError as error:
             if len(deliveries) > 1:
                 # One of them is refused by the database itself: find it.
@@ -220,11 +248,21 @@ class UsageConsumer:
                 return
             _log.warning("%s is refused by the database: %s", deliveries[0], error)
             text = f"refused by the database: {error}"
-            result = await self._write(
-                lambda it: self.bookkeeper.bury(it, deliveries[0], text, now_unix_s)
-            )
+            result = await self._write(lambda it: self._bury(it, deliveries[0], text, now_unix_s))
         self._metrics.count(result, "log")
         self._metrics.batch_duration_s.observe(self._clock.now_s() - started_s)
+
+    def _book_share(
+        self, connection: Connection, deliveries: Sequence[Delivery], now_unix_s: int
+    ) -> BatchResult:
+        self.shares.check(connection, {(it.topic, it.partition) for it in deliveries})
+        return self.bookkeeper.book_batch(connection, deliveries, now_unix_s)
+
+    def _bury(
+        self, connection: Connection, delivery: Delivery, error: str, now_unix_s: int
+    ) -> BatchResult:
+        self.shares.check(connection, [(delivery.topic, delivery.partition)])
+        return self.bookkeeper.bury(connection, delivery, error, now_unix_s)
 
     async def _write(self, work: Callable[[Connection], BatchResult]) -> BatchResult:
         delay_s = _FIRST_RETRY_S
@@ -236,6 +274,11 @@ class UsageConsumer:
                 self._caught_up_since_s = None
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, _MAX_RETRY_S)
+
+    async def _renew(self, partitions: Sequence[TopicPartition]) -> None:
+        epochs = await self.shares.renew(self._all_partitions, self.caught_up_for_s())
+        if set(epochs) != set(partitions):
+            raise ShareChangedError(f"{len(epochs)} partitions now, {len(partitions)} before")
 
     async def _check(self, consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> None:
         """Measure the lag. Fails when the broker is gone, which fetches would not tell."""

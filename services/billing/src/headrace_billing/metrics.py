@@ -45,7 +45,7 @@ class BillingMetrics:
         )
         self.failures = Counter(
             "headrace_billing_failures",
-            "Failures that are tried again, by part (database, consumer, sweeper, last_used).",
+            "Failures that are tried again, by part (database, consumer, sweeper, exporter, ...).",
             ["part"],
             registry=registry,
         )
@@ -59,6 +59,7 @@ class BillingMetrics:
             "Requests that were opened and not closed.",
             registry=registry,
         )
+        self._add_export(registry)
         self.batch_duration_s = Histogram(
             "headrace_billing_batch_duration_seconds",
             "Time to book one batch, its commit included.",
@@ -66,6 +67,18 @@ class BillingMetrics:
             registry=registry,
         )
         self.consumer_lag_messages.set(float("nan"))
+
+    def _add_export(self, registry: CollectorRegistry) -> None:
+        self.exported = Counter(
+            "headrace_billing_exported_requests",
+            "Closed requests that a metering service has acknowledged.",
+            registry=registry,
+        )
+        self.export_waiting = Gauge(
+            "headrace_billing_export_waiting_requests",
+            "Closed requests that no metering service has acknowledged yet; 0 without an exporter.",
+            registry=registry,
+        )
 
     def count(self, result: BatchResult, source: str) -> None:
         """Add what came of a batch."""

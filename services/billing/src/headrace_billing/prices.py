@@ -14,7 +14,7 @@ withdrawn row takes its place (context tier and window) out of the choice.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from headrace_contracts.billing.v1 import billing_pb2
@@ -70,7 +70,7 @@ class PriceRow:
             return False
         if 0 < self.effective_to_unix_s <= at_unix_s:
             return False
-        return _in_window(at_unix_s, *self.window)
+        return not any(self.window) or _in_window(at_unix_s, *self.window)
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,9 @@ class PriceBook:
         tier = standard_tier(tier)
         for name in (model, DEFAULT_MODEL):
             for wanted in (tier, STANDARD):
-                rows = self._by_name.get((name, wanted), [])
+                rows = self._by_name.get((name, wanted))
+                if rows is None:
+                    continue
                 found = _choose(rows, version, at_unix_s, prompt_tokens)
                 if found is not None:
                     return found
@@ -165,8 +167,12 @@ class PriceBook:
 
 
 def _choose(
-    rows: Iterable[PriceRow], version: int, at_unix_s: int, prompt_tokens: int
+    rows: Sequence[PriceRow], version: int, at_unix_s: int, prompt_tokens: int
 ) -> PriceRow | None:
+    if len(rows) == 1:
+        (row,) = rows
+        fits = row.version <= version and row.from_prompt_tokens <= prompt_tokens
+        return row if fits and not row.withdrawn and row.in_effect(at_unix_s) else None
     newest: dict[tuple[int, tuple[int, int, int]], PriceRow] = {}
     for row in rows:
         if (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 
 from prometheus_client import CollectorRegistry
@@ -17,6 +18,7 @@ from headrace_billing.books_service import BooksService
 from headrace_billing.changes import ChangeFeed
 from headrace_billing.consumer import UsageConsumer
 from headrace_billing.desk import Desk
+from headrace_billing.exporter import Exporter, ExportTarget
 from headrace_billing.http_listener import HttpListener
 from headrace_billing.keys_service import KeysService, LastUsed
 from headrace_billing.ledger_service import LedgerService
@@ -32,6 +34,7 @@ from headrace_common.errors import Unavailable
 from headrace_common.lifecycle import cancel_and_wait, supervise
 from headrace_common.metrics import RpcMetrics
 from headrace_common.rpc_server import RpcServer
+from headrace_common.settings import split_address
 from headrace_contracts.billing.v1.billing_pb2 import DESCRIPTOR, Price
 
 
@@ -62,12 +65,18 @@ class BillingServer:
         self._feed = ChangeFeed(self._database)
         self._last_used = LastUsed(self._database)
         self._consumer = UsageConsumer(
-            settings.kafka_bootstrap, self._database, clock, self._metrics
+            settings.kafka_bootstrap,
+            self._database,
+            clock,
+            self._metrics,
+            consumer_id=_consumer_id(settings.listen),
+            exports=bool(settings.export_url),
         )
+        self._exporter = self._make_exporter(settings) if settings.export_url else None
         self._sweeper = Sweeper(
             self._database,
             self._consumer.bookkeeper,
-            self._consumer.caught_up_for_s,
+            self._consumer.shares.all_caught_up_for_s,
             clock,
             self._metrics,
             grace_s=settings.sweep_grace_s,
@@ -122,18 +131,30 @@ class BillingServer:
         self._run("consumer", self._consumer.run)
         self._run("sweeper", self._sweeper.run)
         self._run("last_used", self._last_used.run)
+        if self._exporter is not None:
+            self._run("exporter", self._exporter.run)
 
     async def stop(self, grace_s: float) -> None:
         """Take no new calls, end the loops, write down what is only in memory, close."""
         self.is_ready = False
         # The feed goes first: its watchers would otherwise use up the whole grace.
         await cancel_and_wait(*self._tasks)
+        await self._consumer.release()
         await self._admin_http.stop()
         await self._server.stop(grace_s)
         with contextlib.suppress(Unavailable):
             await self._last_used.flush()
         await self._policies.close()
         await self._database.close()
+
+    def _make_exporter(self, settings: BillingSettings) -> Exporter:
+        target = ExportTarget(
+            url=settings.export_url,
+            dialect=settings.export_dialect,
+            token=settings.export_token.get_secret_value(),
+            source=settings.export_source,
+        )
+        return Exporter(self._database, target, self._clock, self._metrics)
 
     def _run(self, part: str, body: Callable[[], Awaitable[None]]) -> None:
         async def when_migrated() -> None:
@@ -159,3 +180,9 @@ class BillingServer:
     async def _set_ready(self, ready: bool) -> None:
         self.is_ready = ready
         await self._server.set_ready(ready)
+
+
+def _consumer_id(listen: str) -> str:
+    """Name this consumer so that its next life has the same name; "" if it cannot."""
+    _, port = split_address(listen)
+    return f"{socket.gethostname()}/{listen}" if port else ""

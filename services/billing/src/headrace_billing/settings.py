@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field, SecretStr
 
+from headrace_billing.export_format import Dialect
 from headrace_common.settings import RpcServiceSettings, config
 
 
@@ -43,4 +44,20 @@ class BillingSettings(RpcServiceSettings):
         "",
         pattern=r"^([^\s:]+:\d{1,5})?$",
         description="host:port of the guard, asked which policies keys may name; empty = any name.",
+    )
+    export_url: str = Field(
+        "",
+        pattern=r"^(https?://\S+)?$",
+        description="Where closed requests are sent, such as an OpenMeter; empty = nowhere.",
+    )
+    export_dialect: Dialect = Field(
+        Dialect.CLOUD_EVENTS, description="cloudevents (JSON batches) or stripe (meter events)."
+    )
+    export_token: SecretStr = Field(
+        SecretStr(""), description="Bearer token for export_url; empty = none is sent."
+    )
+    export_source: str = Field(
+        "headrace",
+        pattern=r"^[A-Za-z0-9._:/-]{1,128}$",
+        description="CloudEvents source, or prefix of Stripe's meters; never change it afterwards.",
     )

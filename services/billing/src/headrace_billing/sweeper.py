@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from sqlalchemy import Connection, select
 
@@ -22,13 +22,13 @@ MAX_SWEPT_AT_ONCE = 200
 class Sweeper:
     """Books `ENDING_SWEPT` for open requests whose deadline and grace have passed.
 
-    It waits until the consumer has been at the end of the log for the whole grace: after an outage
-    a close may still be on its way.
+    It waits until the consumers have been at the end of the log for the whole grace: after an
+    outage a close may still be on its way.
 
     Args:
         database: where the books are.
         bookkeeper: books what is swept, as it books everything else.
-        caught_up_for_s: how long the consumer has had nothing left to read.
+        caught_up_for_s: how long no consumer has had anything left to read.
         clock: time.
         metrics: where to count.
         grace_s: time after the deadline.
@@ -39,7 +39,7 @@ class Sweeper:
         self,
         database: Database,
         bookkeeper: Bookkeeper,
-        caught_up_for_s: Callable[[], float],
+        caught_up_for_s: Callable[[], Awaitable[float]],
         clock: Clock,
         metrics: BillingMetrics,
         *,
@@ -72,7 +72,7 @@ class Sweeper:
         """
         self._metrics.open_requests.set(await self._database.read(count_open))
         swept_total = 0
-        while 0 < self._caught_up_for_s() >= self._grace_s:
+        while 0 < await self._caught_up_for_s() >= self._grace_s:
             result = await self._database.write(self._sweep_some)
             if result.closed + result.duplicates == 0:
                 break
