@@ -25,6 +25,7 @@ from headrace_gateway.clients.guard import GuardClient
 from headrace_gateway.clients.ratelimit import RateLimitClient
 from headrace_gateway.clients.router import RouterClient
 from headrace_gateway.clients.worker import WorkerSessions
+from headrace_gateway.embeddings import EmbeddingsDialect
 from headrace_gateway.generation import Generator
 from headrace_gateway.http_exchange import AsgiApp
 from headrace_gateway.http_server import HttpServer
@@ -116,9 +117,10 @@ class Gateway:
         )
         self._files = StoredFiles(self._state, limits)
         self._batches = StoredBatches(self._state, settings.file_ttl_s)
-        self._chat_dialects: dict[str, Dialect] = {
+        self._batch_dialects: dict[str, Dialect] = {
             "/v1/chat/completions": OpenAiDialect(Endpoint.CHAT, parse_chat),
             "/v1/completions": OpenAiDialect(Endpoint.COMPLETIONS, parse_completion),
+            "/v1/embeddings": EmbeddingsDialect(),
         }
         self._runner = self._build_runner(clock)
         self._server = HttpServer(self._build_app(clock), settings.listen, settings.drain_grace_s)
@@ -205,7 +207,7 @@ class Gateway:
             self._idempotency,
         )
         dialects: dict[str, Dialect] = {
-            **self._chat_dialects,
+            **self._batch_dialects,
             "/v1/messages": MessagesDialect(),
             "/v1/responses": ResponsesDialect(self._kept, self._background, self.directory, clock),
         }
@@ -230,7 +232,7 @@ class Gateway:
             clock,
         )
         creation = BatchCreation(
-            self._state, self._batches, self._files, self._runner, tuple(self._chat_dialects)
+            self._state, self._batches, self._files, self._runner, tuple(self._batch_dialects)
         )
         posts = {"/v1/batches": CallRoute(OpenAiErrors(Endpoint.BATCHES), context, creation)}
         return GatewayApp(hot, posts, rest)
@@ -239,7 +241,7 @@ class Gateway:
         parts = RunnerParts(
             batches=self._batches,
             files=self._files,
-            caller=LineCaller(self._flow, self._chat_dialects),
+            caller=LineCaller(self._flow, self._batch_dialects),
             auth=self._auth,
             is_busy=lambda: self.directory.num_waiting > 0,
             concurrency=self._settings.batch_concurrency,

@@ -63,6 +63,12 @@ class WorkerCalls(Protocol):
         """Start a generation."""
         ...
 
+    async def embed(
+        self, address: str, request: pb.EmbedRequest, timeout_s: float
+    ) -> pb.EmbedResponse:
+        """Embed token sequences."""
+        ...
+
 
 @dataclass(slots=True)
 class Job:
@@ -76,6 +82,8 @@ class Job:
     usage: TokenUsage = field(default_factory=TokenUsage)
     tokens: dict[int, list[int]] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
+    # Time that the first attempt spent in queues, of router and worker; None = not known yet.
+    queue_s: float | None = None
     # Text that goes before each choice's own.
     echo: str = ""
     prompt_logprobs: list[pb.TokenLogprob] = field(default_factory=list)
@@ -108,10 +116,11 @@ Gate = Callable[[], Awaitable[object]]
 
 
 class _Attempt(Protocol):
-    """A chosen replica, however it was chosen."""
+    """A chosen replica, however it was chosen, and how long that took in a queue."""
 
     ref: ReplicaRef
     address: str
+    queue_s: float
 
     def first_token(self, cached_tokens: int, ttft_s: float) -> None:
         """Report progress."""
@@ -125,6 +134,7 @@ class _Picked:
 
     def __init__(self, pick: Pick) -> None:
         self.ref, self.address = pick.decision.replica, pick.decision.address
+        self.queue_s = pick.decision.queue_s
         self.first_token, self.end = pick.first_token, pick.end
 
 
@@ -133,6 +143,7 @@ class _Guessed:
 
     def __init__(self, ref: ReplicaRef, address: str) -> None:
         self.ref, self.address = ref, address
+        self.queue_s = 0.0
 
     def first_token(self, cached_tokens: int, ttft_s: float) -> None:
         """Nobody to tell."""
@@ -191,6 +202,37 @@ class Generator:
             finally:
                 attempt.end()
 
+    async def embed(
+        self, job: Job, request: pb.EmbedRequest, deadline_s: float
+    ) -> list[pb.Embedding]:
+        """Embed on a replica, or on others where that fails.
+
+        Args:
+            job: says where it may run; its usage and replicas are noted.
+            request: all inputs.
+            deadline_s: monotonic time at which it is given up.
+
+        Raises:
+            HeadraceError: no replica could do it.
+        """
+        failure: Unavailable | None = None
+        for _ in range(self.max_attempts):
+            attempt = await self._choose(job, deadline_s, failure)
+            try:
+                timeout_s = deadline_s - self.clock.now_s()
+                answer = await self.workers.embed(attempt.address, request, timeout_s)
+            except Unavailable as error:
+                failure = error
+                job.pick.excluded.append(attempt.ref)
+            else:
+                job.replicas.append(attempt.ref)
+                job.usage.CopyFrom(answer.usage)
+                job.queue_s = attempt.queue_s
+                return list(answer.embeddings)
+            finally:
+                attempt.end()
+        raise _final(failure or Unavailable("No replica could embed.", retry_after_s=1.0))
+
     async def _choose(self, job: Job, deadline_s: float, failure: Unavailable | None) -> _Attempt:
         """Pick, and for a stream that lost its replica wait a little for another."""
         give_up_s = self.clock.now_s() + (_REPLACEMENT_WAIT_S if job.has_tokens else 0.0)
@@ -242,6 +284,8 @@ class Generator:
             async with call:
                 is_first = True
                 while (event := await call.receive()) is not None:
+                    if event.HasField("started") and job.queue_s is None:
+                        job.queue_s = attempt.queue_s + event.started.queue_s
                     has_tokens = _take(job, attempt.ref, event)
                     if has_tokens and is_first:
                         is_first = False

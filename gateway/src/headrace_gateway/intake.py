@@ -88,7 +88,8 @@ def add_id_prompts(request: ApiRequest, encoder: PromptEncoder) -> None:
         if not isinstance(prompt, str):
             text = encoder.decode(prompt)
             slot = (request.prompts, idx)
-            request.add_guarded(f"prompt[{idx}]", guard_pb2.TRUST_USER, text, slot)
+            path = f"{request.endpoint.prompt_field}[{idx}]"
+            request.add_guarded(path, guard_pb2.TRUST_USER, text, slot)
 
 
 def reservation(

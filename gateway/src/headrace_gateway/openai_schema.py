@@ -113,7 +113,7 @@ def parse_completion(body: bytes) -> ApiRequest:
     _add_logprobs(request, asked, asked.logprobs)
     _add_echo(request, asked)
     _add_best_of(request, asked)
-    request.prompts = _prompts(asked.prompt)
+    request.prompts = read_prompts(asked.prompt, "prompt")
     if len(request.prompts) * request.n > _MAX_CHOICES:
         raise InvalidRequest(
             f"Prompts times n may be at most {_MAX_CHOICES} choices.", param="prompt"
@@ -363,10 +363,16 @@ def _refusal(chat: ChatBody) -> InvalidRequest | None:
     return None
 
 
-def _prompts(prompt: str | list[Any] | None) -> list[Prompt]:
+def read_prompts(prompt: str | list[Any] | None, field: str) -> list[Prompt]:
+    """Read one or more texts or lists of token ids.
+
+    Raises:
+        InvalidRequest: they are something else, or nothing.
+    """
     wrong = InvalidRequest(
-        "prompt must be a text, a list of texts, a list of token ids or of such lists; not empty.",
-        param="prompt",
+        f"{field} must be a text, a list of texts, a list of token ids or of such lists; "
+        "not empty.",
+        param=field,
     )
     if isinstance(prompt, str):
         return [prompt]

@@ -20,7 +20,8 @@ def check_ids(request: ApiRequest, card: ModelCard) -> None:
         ("logit_bias", request.sampling.logit_bias),
         ("stop_token_ids", request.limits.stop_token_ids),
     ]
-    given += [("prompt", prompt) for prompt in request.prompts if not isinstance(prompt, str)]
+    field = request.endpoint.prompt_field
+    given += [(field, prompt) for prompt in request.prompts if not isinstance(prompt, str)]
     for param, ids in given:
         if max(ids, default=0) >= card.vocab_size:
             raise InvalidRequest(

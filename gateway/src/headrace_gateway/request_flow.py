@@ -36,8 +36,10 @@ from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway.admission import Admission, Lease
 from headrace_gateway.answer import Answer, Sink, total_usage
+from headrace_gateway.api_request import Endpoint
 from headrace_gateway.auth import check_model_allowed, check_scope
 from headrace_gateway.constraints import for_client
+from headrace_gateway.embeddings import embed_request
 from headrace_gateway.generation import Generator, Job
 from headrace_gateway.guard_parts import complete_guard_parts
 from headrace_gateway.input_guard import InputGuard
@@ -233,7 +235,10 @@ class RequestFlow:
         ending: usage_pb2.Ending.ValueType = usage_pb2.ENDING_FAILED
         try:
             async with self._kept_alive(visit, sink):
-                await self._answer(visit, sink)
+                if visit.request.endpoint is Endpoint.EMBEDDINGS:
+                    await self._embed(visit)
+                else:
+                    await self._answer(visit, sink)
             ending = usage_pb2.ENDING_COMPLETED
             if visit.answer is not None and visit.answer.is_blocked:
                 ending = usage_pb2.ENDING_OUTPUT_BLOCKED
@@ -273,6 +278,14 @@ class RequestFlow:
         except InvalidRequest as error:
             raise for_client(error, visit.request) from error
 
+    async def _embed(self, visit: Visit) -> None:
+        """All inputs go to one replica in one call; the first job stands for them."""
+        request = embed_request(visit.request_id, visit.jobs, visit.principal)
+        del visit.jobs[1:]
+        deadline_s = visit.started_s + self.limits.request_timeout_s
+        visit.vectors = await self.generator.embed(visit.jobs[0], request, deadline_s)
+        self._add_headers(visit, visit.jobs[0])
+
     @contextlib.asynccontextmanager
     async def _kept_alive(self, visit: Visit, sink: Sink) -> AsyncIterator[None]:
         if not visit.request.streaming.is_stream:
@@ -290,6 +303,8 @@ class RequestFlow:
             (b"openai-processing-ms", b"%d" % elapsed_ms),
             (b"x-headrace-cached-tokens", b"%d" % cached_tokens(job.usage)),
         ]
+        if job.queue_s is not None:
+            visit.exchange.headers.append((b"x-headrace-queue-ms", b"%d" % (job.queue_s * 1000)))
         if job.replicas:
             visit.exchange.headers.append(
                 (b"x-headrace-replica", job.replicas[-1].worker_id.encode())

@@ -10,6 +10,7 @@ from headrace_common.clock import Clock
 from headrace_common.errors import HeadraceError
 from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.usage.v1.usage_pb2 import PRICE_TIER_STANDARD, PriceTier
+from headrace_contracts.worker.v1.worker_pb2 import Embedding
 from headrace_gateway.answer import Answer, Sink
 from headrace_gateway.api_request import ApiRequest, Endpoint
 from headrace_gateway.error_body import Headers
@@ -72,6 +73,8 @@ class Visit:
     # What is known once it was admitted.
     jobs: list[Job] = field(default_factory=list)
     answer: Answer | None = None
+    # What became of an embedding's inputs.
+    vectors: list[Embedding] = field(default_factory=list)
 
 
 # Makes the place where a request's answer goes.

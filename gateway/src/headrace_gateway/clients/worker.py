@@ -8,6 +8,7 @@ from headrace_contracts.worker.v1 import worker_pb2 as pb
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Worker"]
 _GENERATE = method_ref(_SERVICE, "Generate", pb.GenerateRequest, pb.GenerateEvent)
+_EMBED = method_ref(_SERVICE, "Embed", pb.EmbedRequest, pb.EmbedResponse)
 _TOKENIZER = method_ref(_SERVICE, "FetchTokenizer", pb.FetchTokenizerRequest, pb.TokenizerChunk)
 _TOKENIZER_TIMEOUT_S = 60.0
 
@@ -30,6 +31,16 @@ class WorkerSessions:
         call.send(request)
         call.half_close()
         return call
+
+    async def embed(
+        self, address: str, request: pb.EmbedRequest, timeout_s: float
+    ) -> pb.EmbedResponse:
+        """Embed token sequences.
+
+        Raises:
+            HeadraceError: the worker's refusal or the connection's end.
+        """
+        return await self._session(address).unary(_EMBED, request, timeout_s=timeout_s)
 
     async def fetch_tokenizer(self, address: str, model: str) -> bytes:
         """Fetch a model's tokenizer.json.
