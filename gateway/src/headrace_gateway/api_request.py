@@ -32,6 +32,7 @@ class Endpoint(StrEnum):
     EMBEDDINGS = "embeddings"
     BATCHES = "batches"
     MODERATIONS = "moderations"
+    TOKENIZE = "tokenize"
 
     @property
     def is_conversation(self) -> bool:

@@ -55,6 +55,7 @@ from headrace_gateway.sent_reports import SentReports
 from headrace_gateway.settings import GatewaySettings
 from headrace_gateway.state.idempotency_records import IdempotencyRecords
 from headrace_gateway.state.store import StateStore
+from headrace_gateway.tokenize_api import TokenizeApi, TokenizeForm
 from headrace_gateway.usage_events import UsageLog
 from headrace_gateway.usage_log import UsageLog as OutboxUsageLog
 from headrace_gateway.visit import Dialect
@@ -217,6 +218,9 @@ class Gateway:
         hot["/v1/messages/count_tokens"] = CallRoute(
             CountDialect(), context, TokenCount(self.directory, self._intake)
         )
+        tokens = TokenizeApi(self.directory, self._intake, self._admission)
+        hot["/tokenize"] = CallRoute(TokenizeForm(), context, tokens.tokenize)
+        hot["/detokenize"] = CallRoute(TokenizeForm(), context, tokens.detokenize)
         hot["/v1/moderations"] = CallRoute(
             ModerationForm(), context, Moderations(self._guard, self._admission)
         )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from headrace_common import blocks
 from headrace_contracts.billing.v1.billing_pb2 import Principal
@@ -24,6 +25,8 @@ from headrace_gateway.prompt_sizes import check_ids, default_max_tokens, output_
 
 # One encodes the next while another renders; more would only take cores from the loop.
 _NUM_THREADS = 2
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +54,17 @@ class Intake:
             InvalidRequest: the template refuses it, an id is unknown, or it is too long.
         """
         check_ids(request, model.card)
-        if num_chars(request) <= LONG_CHARS:
-            return self._encode(request, model, principal)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._encode, request, model, principal)
+        return await self.run(num_chars(request), lambda: self._encode(request, model, principal))
+
+    async def token_ids(self, request: ApiRequest, encoder: PromptEncoder) -> list[list[int]]:
+        """Encode every prompt of a request, whether it fits or not."""
+        return await self.run(num_chars(request), lambda: _all_ids(request, encoder))
+
+    async def run(self, size: int, work: Callable[[], T]) -> T:
+        """Do work on a text of this size: here if it is short, else on a thread."""
+        if size <= LONG_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:
         """End the threads; what runs is finished."""

@@ -161,9 +161,13 @@ class PromptEncoder:
         rendered = self.template.render(marked(messages), marked(shown), marked_args)
         return self._encode_pieces(spelling, rendered, mark)
 
-    def encode_text(self, text: str) -> list[int]:
+    def encode_text(self, text: str, *, add_bos: bool = True) -> list[int]:
         """Encode a plain prompt; control tokens' spellings stay text."""
-        return self._bos + _ids(self._plain, text)
+        return (self._bos if add_bos else []) + _ids(self._plain, text)
+
+    def spellings(self, token_ids: Sequence[int]) -> list[str]:
+        """Return each token as the vocabulary spells it."""
+        return [self._whole.id_to_token(token_id) or "" for token_id in token_ids]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ids, control tokens spelled out: for the guard."""

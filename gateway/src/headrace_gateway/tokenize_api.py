@@ -1,0 +1,159 @@
+"""/tokenize and /detokenize, in vLLM's shapes: what a prompt is to a model, and back.
+
+No model sees the text, so nothing is billed and the guard is not asked; a key's limit of requests
+counts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+import msgspec
+import orjson
+from msgspec import Meta, Struct
+
+from headrace_common.errors import HeadraceError, InvalidRequest
+from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
+from headrace_gateway import error_body
+from headrace_gateway.admission import Admission
+from headrace_gateway.api_request import ApiRequest, Endpoint
+from headrace_gateway.auth import check_model_allowed
+from headrace_gateway.intake import Intake
+from headrace_gateway.json_body import decode
+from headrace_gateway.model_directory import ModelDirectory, ServedModel
+from headrace_gateway.openai_bodies import (
+    ChatBody,
+    CustomToolBody,
+    FunctionToolBody,
+    MessageBody,
+    Token,
+)
+from headrace_gateway.openai_schema import read_chat
+from headrace_gateway.visit import Caller
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class TokenizeBody(Struct, forbid_unknown_fields=True):
+    """POST /tokenize: a prompt or messages. Any: JSON values."""
+
+    model: Name
+    prompt: str | None = None
+    messages: list[MessageBody] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    tools: list[FunctionToolBody | CustomToolBody] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeBody(Struct, forbid_unknown_fields=True):
+    """POST /detokenize."""
+
+    model: Name
+    tokens: list[Token]
+
+
+_TOKENIZE = msgspec.json.Decoder(TokenizeBody)
+_DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
+
+
+class TokenizeForm:
+    """OpenAI's errors."""
+
+    endpoint = Endpoint.TOKENIZE
+    id_headers = (b"x-request-id",)
+
+    def error_body(self, error: HeadraceError, request_id: str) -> bytes:
+        """Return the JSON of an error."""
+        return error_body.render(error, request_id)
+
+    def error_event(self, body: bytes, num_events: int) -> bytes:
+        """Nothing is ever streamed here."""
+        return b""
+
+
+class TokenizeApi:
+    """Answers both endpoints.
+
+    Args:
+        directory: finds the tokenizer.
+        intake: encodes and decodes, off the loop what is long.
+        admission: checks the key's limits.
+    """
+
+    def __init__(self, directory: ModelDirectory, intake: Intake, admission: Admission) -> None:
+        self._directory, self._intake, self._admission = directory, intake, admission
+
+    async def tokenize(self, caller: Caller, body: bytes) -> bytes:
+        """Return ids and their number."""
+        asked = decode(_TOKENIZE, body)
+        model = self._model(caller, asked.model)
+        request = None if asked.messages is None else _conversation(asked)
+        if (asked.prompt is None) == (request is None):
+            raise InvalidRequest("Give either prompt or messages.", param="prompt")
+
+        async def answer() -> bytes:
+            ids = await self._ids(model, request, asked)
+            said: dict[str, Any] = {
+                "count": len(ids),
+                "max_model_len": model.card.context_tokens,
+                "tokens": ids,
+            }
+            if asked.return_token_strs:
+                said["token_strs"] = model.encoder.spellings(ids)
+            return orjson.dumps(said)
+
+        return await self._counted(caller, answer)
+
+    async def detokenize(self, caller: Caller, body: bytes) -> bytes:
+        """Return the text of ids, control tokens spelled out."""
+        asked = decode(_DETOKENIZE, body)
+        model = self._model(caller, asked.model)
+        if max(asked.tokens, default=0) >= model.card.vocab_size:
+            raise InvalidRequest(
+                "tokens holds an id that this model does not have.", param="tokens"
+            )
+
+        async def answer() -> bytes:
+            text = await self._intake.run(
+                len(asked.tokens), lambda: model.encoder.decode(asked.tokens)
+            )
+            return orjson.dumps({"prompt": text})
+
+        return await self._counted(caller, answer)
+
+    def _model(self, caller: Caller, name: str) -> ServedModel:
+        model = self._directory.get(name)
+        check_model_allowed(caller.principal, name)
+        return model
+
+    async def _ids(
+        self, model: ServedModel, request: ApiRequest | None, asked: TokenizeBody
+    ) -> list[int]:
+        if request is not None:
+            (ids,) = await self._intake.token_ids(request, model.encoder)
+            return ids
+        text, add_bos = asked.prompt or "", asked.add_special_tokens is not False
+        return await self._intake.run(
+            len(text), lambda: model.encoder.encode_text(text, add_bos=add_bos)
+        )
+
+    async def _counted(self, caller: Caller, answer: Callable[[], Awaitable[bytes]]) -> bytes:
+        one = Amounts(requests=1)
+        lease = await self._admission.admit(caller.principal, caller.request_id, one)
+        try:
+            return await answer()
+        finally:
+            await lease.settle(one)
+
+
+def _conversation(asked: TokenizeBody) -> ApiRequest:
+    return read_chat(
+        ChatBody(
+            model=asked.model,
+            messages=asked.messages or [],
+            tools=asked.tools,
+            chat_template_kwargs=asked.chat_template_kwargs,
+        )
+    )
