@@ -6,7 +6,7 @@ import pytest
 
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 from headrace_ratelimit.degraded import LocalShare
-from headrace_ratelimit.limiter import Amounts, Decision, Kind, Outcome, State
+from headrace_ratelimit.limiter import Amounts, Kind
 from headrace_ratelimit.plans import Plan, Plans
 from headrace_testing.clock import FakeClock
 
@@ -61,7 +61,7 @@ def test_no_more_is_lent_than_was_left_when_redis_last_said_so(clock: FakeClock)
     """An exhausted budget stays exhausted in an outage."""
     local = LocalShare(1, 0.5, clock)
     it = plan(cost=10, month_budget_nano_usd=1000)
-    local.note(it, Decision(Outcome.ADMITTED, -1, 0, [State(5, 0)]))
+    local.note(it, [pb.DimensionState(remaining=5)])
     assert local.admit(it).outcome == DENIED
 
 

@@ -21,10 +21,11 @@ from hypothesis.stateful import (
 
 from headrace_ratelimit.limiter import POLL_US, Amounts, Charge, Kind, Measure, Mode, Outcome
 from headrace_ratelimit.memory_limiter import Hold, MemoryLimiter
-from headrace_ratelimit.plans import ChargeSet, Place, Plan
+from headrace_ratelimit.plans import ChargeSet, Place, Plan, answer_of
 from headrace_ratelimit.store import (
     Op,
     admit_op,
+    answer_of_reply,
     decision_of,
     renew_op,
     script_args,
@@ -194,6 +195,8 @@ class Scripts(RuleBasedStateMachine):
 
         def check(reply: Any) -> None:
             assert decision_of(it.charges, reply) == expected
+            if expected.outcome is not Outcome.UNSEEDED:
+                assert answer_of_reply(it.charges, reply) == answer_of(it, expected)
 
         self._later(admit_op(it), check)
         self.last_wait_us = max(0, expected.wait_us)

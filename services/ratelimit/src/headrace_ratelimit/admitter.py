@@ -21,12 +21,12 @@ from headrace_ratelimit.batcher import Batcher, StoreDownError
 from headrace_ratelimit.degraded import LocalShare
 from headrace_ratelimit.limiter import Mode, Outcome
 from headrace_ratelimit.metrics import RateLimitMetrics
-from headrace_ratelimit.plans import Plan, Plans, amounts_of, answer_of, check_id, check_lease_ms
+from headrace_ratelimit.plans import Plan, Plans, amounts_of, check_id, check_lease_ms
 from headrace_ratelimit.rebuild import Rebuilder
 from headrace_ratelimit.store import (
     Reply,
     admit_op,
-    decision_of,
+    answer_of_reply,
     renew_op,
     settle_op,
     windows_of,
@@ -136,14 +136,14 @@ class Admitter:
         self._batcher.submit(renew_op(tenant_id, lease_ids, lease_us), on_reply)
 
     def _decide(self, plan: Plan, reply: Reply) -> pb.AdmitResponse:
-        decision = decision_of(plan.charges, reply)
+        answer = answer_of_reply(plan.charges, reply)
         if plan.mode is Mode.RESTORE:
             self._local.forget(plan.tenant_id, plan.lease_id)
         if plan.mode is not Mode.PEEK:
-            self._local.note(plan, decision)
+            self._local.note(plan, answer.states)
             if self._rebuilder is not None:
                 self._rebuilder.note(plan)
-        return answer_of(plan, decision)
+        return answer
 
     def _retry_later(self, plan: Plan, reply: Reply, done: Done[pb.AdmitResponse]) -> None:
         task = asyncio.create_task(self._rebuild_and_retry(plan, reply, done))

@@ -8,11 +8,12 @@ outage, and not more than was left of it when Redis last said so.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import replace
 
 from headrace_common.clock import Clock, unix_us
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
-from headrace_ratelimit.limiter import Amounts, Charge, Decision, Mode
+from headrace_ratelimit.limiter import Amounts, Charge, Mode
 from headrace_ratelimit.memory_limiter import MemoryLimiter
 from headrace_ratelimit.plans import Plan, answer_of
 from headrace_ratelimit.store import Foreign
@@ -76,13 +77,13 @@ class LocalShare:
         """Whether the lease was granted here and not settled yet."""
         return (tenant_id, lease_id) in self._leases
 
-    def note(self, plan: Plan, decision: Decision) -> None:
+    def note(self, plan: Plan, states: Sequence[pb.DimensionState]) -> None:
         """Remember what Redis says is left of the budgets; its word ends an outage."""
         if self._tenants:
             self._tenants.pop(plan.tenant_id, None)
         for idx in plan.charges.budgets:
             key = (plan.tenant_id, plan.charges.charges[idx].name)
-            self._left[key] = decision.states[idx].remaining
+            self._left[key] = states[idx].remaining
             self._left.move_to_end(key)
             if len(self._left) > _MAX_REMEMBERED:
                 self._left.popitem(last=False)

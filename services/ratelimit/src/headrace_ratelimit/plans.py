@@ -86,12 +86,17 @@ class ChargeSet:
         places: where each comes from.
     """
 
-    __slots__ = ("budgets", "charges", "compared", "packed", "places")
+    __slots__ = ("budgets", "charges", "compared", "packed", "places", "rows")
 
     def __init__(self, charges: tuple[Charge, ...], places: tuple[Place, ...]) -> None:
         self.charges, self.places = charges, places
         # As the script takes them.
         self.packed = msgspec.msgpack.encode(flat_charges(charges))
+        # What an answer needs of each: level, dimension, limit, whether it is a rate.
+        self.rows = tuple(
+            (place.level, place.dimension, charge.limit, charge.kind is Kind.RATE)
+            for charge, place in zip(charges, places, strict=True)
+        )
         # When their budgets were last compared with the ledger; the rebuilder's own count.
         self.compared = 0
         # Positions of those that count money.

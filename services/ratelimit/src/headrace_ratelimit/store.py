@@ -28,7 +28,17 @@ from typing import Any
 
 import msgspec
 
-from headrace_ratelimit.limiter import Amounts, Charge, Decision, Kind, Outcome, Window
+from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
+from headrace_ratelimit.limiter import (
+    MINUTE_US,
+    NEVER,
+    Amounts,
+    Charge,
+    Decision,
+    Kind,
+    Outcome,
+    Window,
+)
 from headrace_ratelimit.memory_limiter import Hold
 from headrace_ratelimit.plans import ChargeSet, Plan, flat_charges, state_of
 
@@ -141,6 +151,39 @@ def decision_of(charges: ChargeSet, reply: Reply) -> Decision:
         for charge, used, rest in zip(charges.charges, reply[3::2], reply[4::2], strict=True)
     ]
     return Decision(outcome, reply[1], reply[2], states)
+
+
+def answer_of_reply(charges: ChargeSet, reply: Reply) -> pb.AdmitResponse:
+    """Decode and render the answer to an admission at once; not for UNSEEDED.
+
+    The same as `plans.answer_of` of `decision_of`, in a third of the time: it is most of what an
+    admission costs here.
+    """
+    states = []
+    place = 3
+    for level, dimension, limit, is_rate in charges.rows:
+        used, reset_us = reply[place], reply[place + 1]
+        place += 2
+        if is_rate:
+            free = MINUTE_US * limit - (used * limit + reset_us)
+            left, reset_us = free // MINUTE_US, used + (reset_us > 0)
+        else:
+            left = limit - used
+        states.append(
+            pb.DimensionState(
+                level=level,
+                dimension=dimension,
+                limit=limit,
+                remaining=left if left > 0 else 0,
+                reset_us=reset_us,
+            )
+        )
+    # The outcomes' numbers are the contract's.
+    response = pb.AdmitResponse(outcome=reply[0], states=states)
+    if reply[1] >= 0:
+        response.binding_level, response.binding_dimension = charges.rows[reply[1]][:2]
+        response.retry_after_us = 0 if reply[2] == NEVER else reply[2]
+    return response
 
 
 def windows_of(charges: ChargeSet, reply: Reply) -> list[tuple[int, Window]]:
