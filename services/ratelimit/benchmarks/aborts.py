@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import statistics
 import sys
 import tempfile
 import time
@@ -19,14 +20,26 @@ from headrace_testing.gateway_fleet import GatewayFleet, chat_body
 from headrace_testing.servers import valkey
 
 IN_FLIGHT = 32
-LONGEST_S = 0.3
 
 
-async def leave(client: httpx.AsyncClient, chosen: random.Random) -> bool:
+async def typical_s(client: httpx.AsyncClient) -> float:
+    """Return what a request takes whose client stays, at the same load."""
+
+    async def one() -> float:
+        started_s = time.perf_counter()
+        answer = await client.post("/v1/chat/completions", json=chat_body(max_tokens=50))
+        answer.raise_for_status()
+        return time.perf_counter() - started_s
+
+    await one()
+    return statistics.median(await asyncio.gather(*(one() for _ in range(IN_FLIGHT))))
+
+
+async def leave(client: httpx.AsyncClient, chosen: random.Random, longest_s: float) -> bool:
     """Send a request and leave at a random moment; say whether it was answered before that."""
     body = chat_body(max_tokens=50, stream=chosen.random() < 0.7)
     task = asyncio.create_task(client.post("/v1/chat/completions", json=body))
-    done, _ = await asyncio.wait({task}, timeout=chosen.uniform(0, LONGEST_S))
+    done, _ = await asyncio.wait({task}, timeout=chosen.uniform(0, longest_s))
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     return bool(done)
@@ -44,6 +57,7 @@ async def main(num_requests: int) -> int:
             urls = (fleet.base_url, f"http://127.0.0.1:{other.port}")
             headers = {"Authorization": f"Bearer {fleet.api_key}"}
             clients = [httpx.AsyncClient(base_url=it, headers=headers, timeout=30) for it in urls]
+            longest_s = 1.5 * await typical_s(clients[0])
             numbers = iter(range(num_requests))
             answered = 0
 
@@ -51,7 +65,7 @@ async def main(num_requests: int) -> int:
                 nonlocal answered
                 chosen = random.Random(seed)
                 for n in numbers:
-                    answered += await leave(clients[n % 2], chosen)
+                    answered += await leave(clients[n % 2], chosen, longest_s)
 
             started_s = time.perf_counter()
             await asyncio.gather(*(loop(n) for n in range(IN_FLIGHT)))

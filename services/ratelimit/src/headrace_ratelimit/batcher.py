@@ -15,8 +15,8 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import hiredis
 
@@ -192,7 +192,7 @@ class Batcher:
         for idx, op in enumerate(ops):
             groups.setdefault(op.tenant_id, []).append(idx)
         calls = [[ops[idx] for idx in group] for group in groups.values()]
-        results = await _bounded(self._run(calls), timeout_s)
+        results = await self._run(calls, timeout_s)
         replies: list[Reply | HeadraceError] = [None] * len(ops)
         for group, result in zip(groups.values(), results, strict=True):
             if isinstance(result, hiredis.ReplyError):
@@ -203,12 +203,12 @@ class Batcher:
                 replies[idx] = reply
         return replies
 
-    async def _run(self, calls: list[list[Op]]) -> list[Reply]:
-        replies = await self._send(calls)
+    async def _run(self, calls: list[list[Op]], timeout_s: float) -> list[Reply]:
+        replies = await _bounded(self._send(calls), timeout_s)
         forgotten = [i for i, reply in enumerate(replies) if _is_no_script(reply)]
         if forgotten:
-            await self._load_script()
-            again = await self._send([calls[i] for i in forgotten])
+            await self._load_script(timeout_s)
+            again = await _bounded(self._send([calls[i] for i in forgotten]), timeout_s)
             for i, reply in zip(forgotten, again, strict=True):
                 replies[i] = reply
         return replies
@@ -220,8 +220,9 @@ class Batcher:
             commands.append(["EVALSHA", self._sha1, 1, key, *args])
         return self._connection().send(commands)
 
-    async def _load_script(self) -> None:
-        (reply,) = await self._connection().send([["SCRIPT", "LOAD", self._source]])
+    async def _load_script(self, timeout_s: float) -> None:
+        loading = self._connection().send([["SCRIPT", "LOAD", self._source]])
+        (reply,) = await _bounded(loading, timeout_s)
         if isinstance(reply, hiredis.ReplyError):
             raise ConnectionError(f"Redis does not take the script: {reply}")
 
@@ -234,7 +235,7 @@ class Batcher:
         try:
             async with asyncio.timeout(_REVIVE_TIMEOUT_S):
                 self._redis = await RedisPipeline.connect(self._url, self._on_lost)
-                await self._load_script()
+            await self._load_script(_REVIVE_TIMEOUT_S)
             await self._run_kept()
         except (OSError, TimeoutError) as error:
             self._go_down(error, [])
@@ -297,26 +298,22 @@ class Batcher:
             redis.close()
 
 
-async def _bounded(work: Coroutine[Any, Any, list[Reply]], timeout_s: float) -> list[Reply]:
-    """Wait for *work*, at most *timeout_s* of time in which this event loop was running.
+async def _bounded(replies: asyncio.Future[list[Reply]], timeout_s: float) -> list[Reply]:
+    """Wait for replies, at most *timeout_s* of time in which this event loop was running.
 
     Raises:
-        TimeoutError: it took longer; the work is cancelled.
+        TimeoutError: it took longer; the connection is of no use any more.
+        OSError: the connection broke.
     """
     loop = asyncio.get_running_loop()
-    task = asyncio.ensure_future(work)
-    try:
-        for _ in range(_MAX_STALLS + 1):
-            due_s = loop.time() + timeout_s
-            await asyncio.wait({task}, timeout=timeout_s)
-            if task.done():
-                return task.result()
-            if loop.time() - due_s < _STALL_S:
-                break
-        raise TimeoutError(f"no answer within {timeout_s} s")
-    finally:
-        if not task.done():
-            await cancel_and_wait(task)
+    for _ in range(_MAX_STALLS + 1):
+        due_s = loop.time() + timeout_s
+        await asyncio.wait({replies}, timeout=timeout_s)
+        if replies.done():
+            return replies.result()
+        if loop.time() - due_s < _STALL_S:
+            break
+    raise TimeoutError(f"no answer within {timeout_s} s")
 
 
 def _is_no_script(reply: Reply) -> bool:
