@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headrace_common.kv_index import ReplicaKey
@@ -18,7 +19,7 @@ class Query:
     request_id: str
     model: str
     # Block hashes of the prompt as the mirror keeps them, first block first.
-    chain: tuple[int, ...] = ()
+    chain: Sequence[int] = ()
     block_size_tokens: int = 16
     prompt_tokens: int = 1
     expected_output_tokens: int = 0

@@ -6,8 +6,8 @@ again gets a fresh slot, filled while the old one goes on serving. Equal masks a
 entry costs the same with 256 replicas as with 8.
 
 Lookups jump: a chain is prefix-closed on each replica (parents are stored before and dropped after
-their children), so if a block 32 further on is held by the same replicas, all between are. Where
-that is wrong the answer is wrong, and only the speed suffers. Replicas whose model has layers with
+their children), so if a block 32 further on is held by the same replicas, all between are; where
+some drop out, the place is found by halves. Where that is wrong the answer is wrong, and only the speed suffers. Replicas whose model has layers with
 a window do not keep that order (early blocks go first), so where one of them is in play the chain
 is walked block by block.
 
@@ -172,9 +172,9 @@ class PrefixMirror:
         alive = holders(chain[0], 0) & self._live_mask if chain else 0
         position, stride = 0, 1 if alive & self._stepwise_mask else _STRIDE
         while alive and position < len(chain):
-            probe = min(position + stride, len(chain) - 1)
+            probe = min(position + stride, len(chain)) - 1
             if holders(chain[probe], 0) & alive != alive:
-                alive = self._walk(chain[position : probe + 1], position, alive, found)
+                alive = self._split(chain, position, probe, alive, found)
             position = probe + 1
         self._note(alive, len(chain), found)
         if found and self.num_entries() > self._max_entries * 3 // 4:
@@ -292,19 +292,27 @@ class PrefixMirror:
             holders |= masks.get(block, 0)
         return holders
 
-    def _walk(
-        self, blocks: Sequence[int], start: int, alive: int, found: dict[ReplicaKey, int]
+    def _split(
+        self, chain: Sequence[int], first: int, last: int, alive: int, found: dict[ReplicaKey, int]
     ) -> int:
-        """Step through *blocks*, noting who drops out where; return who is left."""
-        holders = self._reader()
-        for position, block in enumerate(blocks, start):
-            still = holders(block, 0) & alive
-            if still != alive:
-                self._note(alive & ~still, position, found)
-                alive = still
-                if not alive:
-                    break
-        return alive
+        """Find where between two blocks who drops out, by halves; return who is left at *last*.
+
+        Args:
+            chain: the whole prompt.
+            first: the first block not looked at.
+            last: the last one to look at.
+            alive: who holds everything before *first*.
+            found: where depths are noted.
+        """
+        left = self._reader()(chain[last], 0) & alive
+        if left == alive:
+            return alive
+        if first == last:
+            self._note(alive & ~left, first, found)
+            return left
+        middle = (first + last) // 2
+        still = self._split(chain, first, middle, alive, found)
+        return self._split(chain, middle + 1, last, still, found) if still else 0
 
     def _note(self, slots: int, depth: int, found: dict[ReplicaKey, int]) -> None:
         if slots and depth:

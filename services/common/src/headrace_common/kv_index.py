@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import re
 import struct
+import sys
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
@@ -133,15 +135,20 @@ def shorten(joined: bytes) -> list[bytes]:
     return [joined[i : i + SHORT_HASH_BYTES] for i in range(0, len(joined), HASH_BYTES)]
 
 
-def chain_ints(joined: bytes) -> tuple[int, ...]:
+def chain_ints(joined: bytes) -> array[int]:
     """Read joined 16-byte hashes as the integers that mirrors keep.
+
+    An array, not a tuple: a long prompt's numbers are made only where a lookup touches them.
 
     Raises:
         ValueError: the length is no multiple of 16.
     """
     if len(joined) % HASH_BYTES:
         raise ValueError(f"block hashes: {len(joined)} bytes is no multiple of {HASH_BYTES}")
-    return struct.unpack(f"<{len(joined) // SHORT_HASH_BYTES}Q", joined)[::2]
+    halves = array("Q", joined)
+    if sys.byteorder == "big":
+        halves.byteswap()
+    return halves[::2]
 
 
 def short_ints(joined: bytes) -> tuple[int, ...]:

@@ -1,0 +1,163 @@
+"""One decision with a full index: 1,000 blocks, 32 replicas, 1 M blocks, in one run.
+
+``python router/benchmarks/bench_decision.py [--replicas 32] [--blocks 1000000]`` prints what a
+whole decision takes (gather, look up, filter, choose by `hold`, render the explanation) beside its
+parts from the same run: reading the hashes out of the message, the lookup, and the same decision
+without a prompt. Prompts share beginnings of many lengths with what replicas hold; a tenth of them
+are under way on some replica. Times are of the process's own CPU clock, so that other programs
+count little, and by the wall.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable
+from random import Random
+
+from headrace_common.kv_index import TIERS, ReplicaKey, chain_ints
+from headrace_contracts.worker.v1.worker_pb2 import (
+    WORKER_STATE_READY,
+    DescribeResponse,
+    LoadReport,
+    ModelCard,
+)
+from headrace_router.assumed import AssumedBlocks
+from headrace_router.candidate import Query
+from headrace_router.decisions import to_message
+from headrace_router.decode_prediction import DecodePredictor
+from headrace_router.known_prefixes import KnownPrefixes
+from headrace_router.load_guard import LoadBook
+from headrace_router.mirror import PrefixMirror
+from headrace_router.pick import Pipeline
+from headrace_router.policies.hold import HoldParameters, HoldPolicy
+from headrace_router.prediction import PrefillPredictor
+from headrace_router.replicas import ReplicaTable
+from headrace_router.speculative import InFlightBlocks
+from headrace_testing.clock import FakeClock
+
+_PROMPT_BLOCKS = 1000
+_ROUNDS = 3000
+
+
+class Router:
+    """The parts of a router that decide.
+
+    Args:
+        num_replicas: ready replicas, each with some load.
+        num_blocks: blocks in the mirror.
+    """
+
+    def __init__(self, num_replicas: int, num_blocks: int) -> None:
+        self.clock, self.random = FakeClock(), Random(1)  # noqa: S311 - repeatable
+        self.table, self.mirror = ReplicaTable(), PrefixMirror()
+        self.loads = LoadBook(InFlightBlocks())
+        self.predictor = PrefillPredictor(1000.0)
+        assumed = AssumedBlocks(120, 1 << 30, self.clock, self.mirror.replicas().__contains__)
+        weights = dict(zip(TIERS, (1.0, 0.75, 0.25), strict=True))
+        self.prefixes = KnownPrefixes(self.mirror, assumed, weights)
+        self.pipeline = Pipeline(
+            self.table, self.prefixes, self.loads, self.predictor, DecodePredictor()
+        )
+        self.policy = HoldPolicy(HoldParameters(slack_s=1e9), self.random)
+        self.keys = [ReplicaKey(f"worker-{number}", 1) for number in range(num_replicas)]
+        for key in self.keys:
+            described = DescribeResponse(
+                replica=key.to_ref(), state=WORKER_STATE_READY, models=[ModelCard(model="m")]
+            )
+            self.table.describe(key.worker_id, described)
+        self.report()
+        self.prompts = self._fill(num_blocks)
+        self.prefixes.describe(self.table.all())
+
+    def report(self) -> None:
+        """Let every replica report; the clock stands still, so that none grows stale."""
+        for key in self.keys:
+            report = LoadReport(
+                replica=key.to_ref(),
+                state=WORKER_STATE_READY,
+                queued_prefill_tokens=self.random.randrange(4000),
+                prefill_tokens_per_s=5000,
+            )
+            self.table.report(key.worker_id, report, self.clock.now_s())
+
+    def decide(self, block_hashes: bytes) -> None:
+        """Decide as the service does, from the message to the explanation."""
+        query = Query(
+            request_id="r",
+            model="m",
+            chain=chain_ints(block_hashes),
+            prompt_tokens=len(block_hashes) + 8,
+        )
+        view = self.pipeline.view("m", self.clock.now_s())
+        choice = self.pipeline.choose(query, self.policy, view)
+        if choice is not None:
+            to_message(query, choice, queue_s=0.0, index_staleness_s=0.0).SerializeToString()
+
+    def _fill(self, num_blocks: int) -> list[bytes]:
+        """Hold chains of 1,000 blocks, each to several depths; return prompts that begin so."""
+        known = []
+        for key in self.keys:
+            known.append(self.mirror.begin("m"))
+            self.mirror.commit(key, known[-1])
+        prompts = []
+        while self.mirror.num_entries() < num_blocks:
+            prompt = self.random.randbytes(16 * _PROMPT_BLOCKS)
+            chain = chain_ints(prompt)
+            for holder in self.random.sample(known, min(4, len(known))):
+                self.mirror.add(holder, TIERS[0], chain[: self.random.randrange(1, 1001)])
+            prompts.append(prompt)
+        for prompt in prompts[:: max(1, len(prompts) // 100)]:
+            self.loads.book(
+                self.random.choice(self.keys),
+                chain_ints(prompt),
+                uncached_tokens=100,
+                prompt_tokens=16_000,
+                now_s=self.clock.now_s(),
+            )
+        return prompts
+
+
+def main() -> int:
+    """Fill, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--replicas", type=int, default=32)
+    parser.add_argument("--blocks", type=int, default=1_000_000)
+    args = parser.parse_args()
+    router = Router(args.replicas, args.blocks)
+    sys.stdout.write(f"{args.blocks} blocks, {args.replicas} replicas, {_PROMPT_BLOCKS} a prompt\n")
+    whole = _measure("whole decision", router, router.decide)
+    _measure("reading the hashes", router, chain_ints, whole)
+    _measure("lookup alone", router, lambda one: router.prefixes.depths(chain_ints(one)), whole)
+    _measure("decision, no prompt", router, lambda _one: router.decide(b""), whole)
+    return 0
+
+
+def _measure(
+    name: str, router: Router, act: Callable[[bytes], object], whole: float | None = None
+) -> float:
+    """Print one line; return the p99 of CPU time in us."""
+    walls, cpus = [], []
+    for _ in range(_ROUNDS):
+        prompt = random.choice(router.prompts)  # noqa: S311 - a sample
+        started, cpu_started = time.perf_counter_ns(), time.thread_time_ns()
+        act(prompt)
+        cpus.append((time.thread_time_ns() - cpu_started) / 1e3)
+        walls.append((time.perf_counter_ns() - started) / 1e3)
+    walls.sort()
+    cpus.sort()
+    middle, most = _ROUNDS // 2, _ROUNDS * 99 // 100
+    text = f"{name:20} cpu p50 {cpus[middle]:8.1f} us p99 {cpus[most]:8.1f} us"
+    text += f"  wall p50 {walls[middle]:8.1f} us p99 {walls[most]:8.1f} us"
+    if whole is None:
+        text += f"  goal p99 < 1000 us: {'met' if walls[most] < 1000 else 'MISSED'}"
+    else:
+        text += f"  {cpus[most] / whole:5.2f} of the whole"
+    sys.stdout.write(text + "\n")
+    return cpus[most]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
