@@ -7,9 +7,9 @@ entry costs the same with 256 replicas as with 8.
 
 Lookups jump: a chain is prefix-closed on each replica (parents are stored before and dropped after
 their children), so if a block 32 further on is held by the same replicas, all between are; where
-some drop out, the place is found by halves. Where that is wrong the answer is wrong, and only the speed suffers. Replicas whose model has layers with
-a window do not keep that order (early blocks go first), so where one of them is in play the chain
-is walked block by block.
+some drop out, the place is found by halves. Where that is wrong the answer is wrong, and only the
+speed suffers. Replicas whose model has layers with a window do not keep that order (early blocks go
+first), so where one of them is in play the chain is walked block by block.
 
 The size is bounded: before it would be exceeded the oldest entries leave, and those that a lookup
 has met lately get a second chance (CLOCK, an approximation of LRU).
