@@ -251,11 +251,3 @@ class CompletionBody(CommonBody, kw_only=True):
 
 CHAT_DECODER = msgspec.json.Decoder(ChatBody)
 COMPLETION_DECODER = msgspec.json.Decoder(CompletionBody)
-
-
-def request_schemas(ref_template: str) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Return the JSON schemas of the request bodies by path, and the components they refer to."""
-    schemas, components = msgspec.json.schema_components(
-        (ChatBody, CompletionBody), ref_template=ref_template
-    )
-    return dict(zip(("/v1/chat/completions", "/v1/completions"), schemas, strict=True)), components

@@ -1,0 +1,106 @@
+"""Examples in the OpenAPI document; a test sends every one of them to a running gateway."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# JSON. Any: nested values.
+Json = dict[str, Any]
+
+_MODEL = "smollm2-135m-instruct"
+_ASK = [{"role": "user", "content": "What is a headrace?"}]
+_WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Tells the weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+_PLACE = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "people": {"type": "integer", "minimum": 0}},
+    "required": ["city", "people"],
+    "additionalProperties": False,
+}
+
+
+def _chat(summary: str, messages: list[Json] | None = None, **fields: Any) -> Json:
+    body = {"model": _MODEL, "messages": messages or _ASK, "max_tokens": 64, **fields}
+    return {"summary": summary, "value": body}
+
+
+def _completion(summary: str, **fields: Any) -> Json:
+    return {"summary": summary, "value": {"model": _MODEL, "max_tokens": 32, **fields}}
+
+
+EXAMPLES: dict[str, dict[str, Json]] = {
+    "/v1/chat/completions": {
+        "whole": _chat("An answer at once"),
+        "stream": _chat(
+            "A stream, with the usage at its end",
+            stream=True,
+            stream_options={"include_usage": True},
+        ),
+        "sampling": _chat(
+            "Three choices that can be had again",
+            n=3,
+            seed=7,
+            temperature=0.8,
+            top_p=0.95,
+            logprobs=True,
+            top_logprobs=2,
+        ),
+        "tools": _chat("Functions that the model may call", tools=[_WEATHER]),
+        "tool_result": _chat(
+            "The result of a call goes back",
+            [
+                {"role": "user", "content": "Weather in Bonn?"},
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [
+                        {
+                            "id": "call_1",
+                            "type": "function",
+                            "function": {"name": "weather", "arguments": '{"city": "Bonn"}'},
+                        }
+                    ],
+                },
+                {"role": "tool", "tool_call_id": "call_1", "content": "It rains."},
+            ],
+            tools=[_WEATHER],
+        ),
+        "schema": _chat(
+            "JSON that obeys a schema",
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "place", "strict": True, "schema": _PLACE},
+            },
+        ),
+        "choice": _chat("One of two words", structured_outputs={"choice": ["yes", "no"]}),
+    },
+    "/v1/completions": {
+        "whole": _completion("A text goes on", prompt="A headrace is"),
+        "many": _completion("Several prompts at once", prompt=["One", "Two"], stream=True),
+        "echo": _completion(
+            "Log probabilities of a text",
+            prompt="A headrace is a channel.",
+            echo=True,
+            logprobs=1,
+            max_tokens=0,
+        ),
+    },
+    "/tokenize": {
+        "prompt": {"summary": "A text", "value": {"model": _MODEL, "prompt": "Hello"}},
+        "messages": {"summary": "A conversation", "value": {"model": _MODEL, "messages": _ASK}},
+    },
+    "/detokenize": {
+        "ids": {"summary": "Ids to text", "value": {"model": _MODEL, "tokens": [72, 105]}},
+    },
+}
