@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from headrace_common.errors import InvalidRequest, Unimplemented
-from headrace_worker.kernels import reference
+from headrace_common.errors import InvalidRequest, Unavailable
+from headrace_worker.kernels import plan, reference
 from headrace_worker.kernels.dispatch import kernels_for
 
 
-def test_cpu_runs_the_plain_operations() -> None:
-    """The CPU backend takes every operation from the reference module."""
-    for name, operation in kernels_for("cpu").__dict__.items():
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_cpu_runs_the_plain_operations(backend: str) -> None:
+    """Every operation is the reference module's, and so is the plan that it takes."""
+    operations = dict(kernels_for(backend).__dict__)
+    assert operations.pop("make_plan") is plan.make_plan
+    for name, operation in operations.items():
         assert operation is getattr(reference, name)
 
 
-def test_other_backends_are_refused() -> None:
-    """triton says that it has no kernels yet; an unknown name is invalid."""
-    with pytest.raises(Unimplemented, match="triton"):
+def test_triton_is_refused_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says what is missing."""
+    name = "headrace_worker.kernels.triton.backend"
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(Unavailable, match="'triton' cannot be loaded here"):
         kernels_for("triton")
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    """By its name."""
     with pytest.raises(InvalidRequest, match="'abacus'"):
         kernels_for("abacus")

@@ -5,18 +5,20 @@ A backend is a set of the operations below; `headrace_worker.kernels.reference` 
 
 from __future__ import annotations
 
+import importlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from headrace_common.errors import InvalidRequest, Unavailable, Unimplemented
+from headrace_common.errors import InvalidRequest, Unavailable
 from headrace_worker.kernels import reference
 from headrace_worker.kernels.compiler import default_cache_dir, ensure_compiled
 from headrace_worker.kernels.native import NativeKernels
-from headrace_worker.kernels.reference import AttentionPlan, Scoring
+from headrace_worker.kernels.plan import PlacedRow, Scoring, make_plan
 
 _CPU, _TORCH, _TRITON = "cpu", "torch", "triton"
 _log = logging.getLogger(__name__)
@@ -29,31 +31,46 @@ class Kernels:
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     silu_mul: Callable[[torch.Tensor], torch.Tensor]
     gelu_mul: Callable[[torch.Tensor], torch.Tensor]
-    apply_rope: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-    write_kv: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
-    paged_attention: Callable[[torch.Tensor, torch.Tensor, AttentionPlan, Scoring], torch.Tensor]
+    add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    rope_write_kv: Callable[..., torch.Tensor]
+    paged_attention: Callable[[torch.Tensor, torch.Tensor, Any, Scoring], torch.Tensor]
+    copy_blocks: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+    # Makes what paged_attention takes, of rows, slots and block size.
+    make_plan: Callable[[Sequence[PlacedRow], torch.Tensor, int], Any]
 
 
 def kernels_for(backend: str) -> Kernels:
     """Return the operations of a backend.
 
     Raises:
-        Unimplemented: "triton", which this build has no kernels for.
+        Unavailable: "triton", where Triton is not installed.
         InvalidRequest: no such backend.
     """
     if backend in (_CPU, _TORCH):
         return Kernels(
             rms_norm=reference.rms_norm,
+            add_rms_norm=reference.add_rms_norm,
             silu_mul=reference.silu_mul,
             gelu_mul=reference.gelu_mul,
-            apply_rope=reference.apply_rope,
-            write_kv=reference.write_kv,
+            rope_write_kv=reference.rope_write_kv,
             paged_attention=reference.paged_attention,
+            copy_blocks=reference.copy_blocks,
+            make_plan=make_plan,
         )
     if backend == _TRITON:
-        raise Unimplemented("The triton backend has no kernels yet; use the backend 'cpu'.")
+        return _triton()
     known = (_CPU, _TORCH, _TRITON)
     raise InvalidRequest(f"no kernel backend {backend!r}; known: {known}")
+
+
+def _triton() -> Kernels:
+    # Loaded only where it is chosen: Triton comes with torch for GPUs, not with other builds.
+    try:
+        backend = importlib.import_module(f"{__package__}.triton.backend")
+    except ImportError as error:
+        raise Unavailable(f"the backend 'triton' cannot be loaded here: {error}") from error
+    kernels: Kernels = backend.kernels(Kernels)
+    return kernels
 
 
 def native_for(backend: str, cache_dir: Path | None = None) -> NativeKernels | None:

@@ -16,7 +16,7 @@ import torch
 from headrace_common.errors import Unavailable
 from headrace_worker.kernels import reference
 from headrace_worker.kernels.blocks import BlockMatrix, from_float
-from headrace_worker.kernels.reference import Scoring
+from headrace_worker.kernels.plan import Scoring
 
 # Cosines and sines, (T, D/2) each.
 HalfRope = tuple[torch.Tensor, torch.Tensor]

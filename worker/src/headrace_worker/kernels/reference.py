@@ -6,80 +6,11 @@ size, N blocks, S block size. All of it is float32 on the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from headrace_worker.kernels.blocks import GROUP, KIND_F32, KIND_Q8, KIND_Q8_HALVES, BlockMatrix
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """How products of queries and keys become weights.
-
-    Attributes:
-        scale: multiplies each product.
-        soft_cap: products s become c tanh(s / c) then; 0 = they stay.
-        window_tokens: positions that a token sees, itself included; 0 = all.
-    """
-
-    scale: float
-    soft_cap: float = 0.0
-    window_tokens: int = 0
-
-
-@dataclass(frozen=True)
-class DecodeGroup:
-    """Rows of one token each, of similar length, computed together.
-
-    Attributes:
-        token_idx: (B,) place of each row's token in the flat batch.
-        block_ids: (B * M,) block tables padded to M blocks with block 0, row after row.
-        bias: (B, 1, 1, M * S) 0 where a row sees a slot, -inf where not.
-        contexts: (B,) positions of each row, its token included.
-    """
-
-    token_idx: torch.Tensor
-    block_ids: torch.Tensor
-    bias: torch.Tensor
-    contexts: torch.Tensor
-
-
-@dataclass(frozen=True)
-class PrefillRow:
-    """A run of several tokens of one row.
-
-    Attributes:
-        start: first token in the flat batch.
-        end: one past the last.
-        context_tokens: tokens of the row once these are in, so its last token sees that many.
-        block_ids: (ceil(context_tokens / S),) the row's blocks.
-        bias: (end - start, context_tokens) 0 where a token sees a position, -inf where not; None
-            where the run is the whole context and so plainly causal.
-    """
-
-    start: int
-    end: int
-    context_tokens: int
-    block_ids: torch.Tensor
-    bias: torch.Tensor | None
-
-
-@dataclass(frozen=True)
-class AttentionPlan:
-    """Who attends to what in one step; the same for all layers.
-
-    Attributes:
-        slots: (T,) slot that each token's key and value go to.
-        decode: groups of one-token rows.
-        prefill: rows of several tokens.
-    """
-
-    slots: torch.Tensor
-    decode: Sequence[DecodeGroup]
-    prefill: Sequence[PrefillRow]
+from headrace_worker.kernels.plan import AttentionPlan, DecodeGroup, PrefillRow, Scoring
 
 
 def dequantised(weight: BlockMatrix) -> torch.Tensor:
@@ -124,16 +55,47 @@ def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return F.gelu(gate, approximate="tanh").mul_(up)
 
 
+def add_rms_norm(
+    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return x + delta and its norm; (T, E) each."""
+    total = x + delta
+    return total, rms_norm(total, weight, eps)
+
+
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate the pairs (i, i + D/2) of every head (arXiv 2104.09864, half-split layout).
 
     Args:
         x: (T, heads, D).
-        cos: (T, 1, D) cosines, both halves alike.
-        sin: (T, 1, D).
+        cos: (T, D/2).
+        sin: (T, D/2).
     """
     first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+    cos, sin = (part.unsqueeze(1).to(x.dtype) for part in (cos, sin))
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def rope_write_kv(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rope: tuple[torch.Tensor, torch.Tensor],
+    kv: torch.Tensor,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """Rotate queries and keys, put keys and values into their slots, and return the queries.
+
+    Args:
+        q: (T, H, D).
+        k: (T, K, D).
+        v: (T, K, D).
+        rope: cosines and sines, (T, D/2) each.
+        kv: (2, N, S, K, D), one layer's pool.
+        slots: (T,) slot of each token.
+    """
+    write_kv(apply_rope(k, *rope), v, kv, slots)
+    return apply_rope(q, *rope)
 
 
 def write_kv(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slots: torch.Tensor) -> None:
@@ -141,6 +103,17 @@ def write_kv(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slots: torch.Te
     flat = kv.view(2, -1, *kv.shape[3:])
     flat[0].index_copy_(0, slots, k)
     flat[1].index_copy_(0, slots, v)
+
+
+def copy_blocks(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor) -> None:
+    """Copy whole blocks between pools (layers, 2, N, S, K, D), which may be one and the same.
+
+    Args:
+        source: read.
+        target: written.
+        pairs: (P, 2) block ids (from, to); no id is both written and read, none written twice.
+    """
+    target[:, :, pairs[:, 1].long()] = source[:, :, pairs[:, 0].long()]
 
 
 def paged_attention(

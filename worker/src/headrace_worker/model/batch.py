@@ -5,16 +5,30 @@ Python loops here run over rows, never over tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from headrace_worker.kernels.reference import AttentionPlan, DecodeGroup, PrefillRow
+from headrace_worker.kernels.plan import BlockIds, PlacedRow, make_plan
 
-_BlockIds = np.ndarray[Any, np.dtype[np.int64]]
+
+class Plan(Protocol):
+    """What a backend needs to know of a step's rows; the same for all layers.
+
+    Attributes:
+        slots: (T,) slot that each token's key and value go to.
+    """
+
+    @property
+    def slots(self) -> torch.Tensor:
+        """See above."""
+        ...
+
+
+PlanMaker = Callable[[Sequence[PlacedRow], torch.Tensor, int], Plan]
 
 
 @dataclass(frozen=True)
@@ -47,25 +61,27 @@ class Batch:
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    plan: AttentionPlan
+    plan: Plan
     logit_idx: torch.Tensor
 
 
-@dataclass(frozen=True)
-class _Placed:
-    """A one-token row and its place in the flat batch."""
+def build_batch(
+    rows: Sequence[Row],
+    block_size: int,
+    plan: PlanMaker = make_plan,
+    device: torch.device | None = None,
+) -> Batch:
+    """Flatten *rows*; see `Row` for what they must fulfil.
 
-    token_idx: int
-    context_tokens: int
-    block_ids: _BlockIds
-
-
-def build_batch(rows: Sequence[Row], block_size: int) -> Batch:
-    """Flatten *rows*; see `Row` for what they must fulfil."""
+    Args:
+        rows: at least one.
+        block_size: tokens per block.
+        plan: makes the backend's plan of rows, slots and block size.
+        device: where the tensors shall lie; None = the CPU.
+    """
     token_ids: list[int] = []
     positions, slots, logit_idx = [], [], []
-    single: list[_Placed] = []
-    prefill: list[PrefillRow] = []
+    placed: list[PlacedRow] = []
     for row in rows:
         start, num_new = len(token_ids), len(row.token_ids)
         context = row.start_pos + num_new
@@ -75,52 +91,14 @@ def build_batch(rows: Sequence[Row], block_size: int) -> Batch:
         positions.append(pos)
         slots.append(table[pos // block_size] * block_size + pos % block_size)
         logit_idx.append(np.arange(start + num_new - row.num_logits, start + num_new))
-        if num_new == 1:
-            single.append(_Placed(start, context, table))
-        else:
-            prefill.append(_prefill_row(start, num_new, context, table))
-    plan = AttentionPlan(
-        slots=torch.from_numpy(np.concatenate(slots)),
-        decode=_decode_groups(single, block_size),
-        prefill=prefill,
-    )
+        placed.append(PlacedRow(start, num_new, context, table))
+
+    def to_device(parts: Sequence[BlockIds]) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate(parts)).to(device)
+
     return Batch(
-        token_ids=torch.tensor(token_ids, dtype=torch.int64),
-        positions=torch.from_numpy(np.concatenate(positions)),
-        plan=plan,
-        logit_idx=torch.from_numpy(np.concatenate(logit_idx)),
-    )
-
-
-def _prefill_row(start: int, num_new: int, context_tokens: int, table: _BlockIds) -> PrefillRow:
-    bias = None
-    if num_new < context_tokens:
-        is_future = torch.arange(context_tokens) > torch.arange(num_new).unsqueeze(1) + (
-            context_tokens - num_new
-        )
-        bias = torch.zeros(is_future.shape).masked_fill_(is_future, float("-inf"))
-    return PrefillRow(start, start + num_new, context_tokens, torch.from_numpy(table), bias)
-
-
-def _decode_groups(rows: Sequence[_Placed], block_size: int) -> list[DecodeGroup]:
-    """Group one-token rows so that padding at most doubles a row's blocks."""
-    by_size: dict[int, list[_Placed]] = {}
-    for row in rows:
-        by_size.setdefault(len(row.block_ids).bit_length(), []).append(row)
-    return [_decode_group(group, block_size) for group in by_size.values()]
-
-
-def _decode_group(rows: Sequence[_Placed], block_size: int) -> DecodeGroup:
-    width = max(len(row.block_ids) for row in rows)
-    tables = np.zeros((len(rows), width), dtype=np.int64)
-    for i, row in enumerate(rows):
-        tables[i, : len(row.block_ids)] = row.block_ids
-    contexts = torch.tensor([row.context_tokens for row in rows])
-    is_hidden = torch.arange(width * block_size) >= contexts.unsqueeze(1)
-    bias = torch.zeros(is_hidden.shape).masked_fill_(is_hidden, float("-inf"))
-    return DecodeGroup(
-        token_idx=torch.tensor([row.token_idx for row in rows]),
-        block_ids=torch.from_numpy(tables.reshape(-1)),
-        bias=bias[:, None, None, :],
-        contexts=contexts,
+        token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
+        positions=to_device(positions),
+        plan=plan(placed, to_device(slots), block_size),
+        logit_idx=to_device(logit_idx),
     )

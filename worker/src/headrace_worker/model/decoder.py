@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from headrace_worker.kernels.dispatch import Kernels
-from headrace_worker.kernels.reference import AttentionPlan, Scoring
-from headrace_worker.model.batch import Batch
+from headrace_worker.kernels.plan import Scoring
+from headrace_worker.model.batch import Batch, Plan
 from headrace_worker.model.config import GELU_TANH, ModelConfig
 from headrace_worker.model.rope import RopeTable
 from headrace_worker.model.weights import DecoderWeights, LayerWeights
@@ -22,7 +22,7 @@ from headrace_worker.model.weights import DecoderWeights, LayerWeights
 class _Step:
     """What all layers of a step share."""
 
-    plan: AttentionPlan
+    plan: Plan
     rope: tuple[torch.Tensor, torch.Tensor]
     local_rope: tuple[torch.Tensor, torch.Tensor]
 
@@ -56,13 +56,19 @@ class Decoder:
         hidden = F.embedding(batch.token_ids, self._weights.embedding)
         if self._config.embedding_scale != 1.0:
             hidden = hidden * self._config.embedding_scale
-        rope = self._rope.full(batch.positions)
-        local = self._local_rope.full(batch.positions) if self._local_rope else rope
+        rope = self._rope(batch.positions)
+        local = self._local_rope(batch.positions) if self._local_rope else rope
         step = _Step(batch.plan, rope, local)
-        for idx, (layer, layer_kv) in enumerate(zip(self._weights.layers, kv, strict=True)):
-            hidden = hidden + self._attention(layer, self._scoring[idx], hidden, layer_kv, step)
-            hidden = hidden + self._ffn(layer, hidden)
-        return self._norm(hidden.index_select(0, wanted), self._weights.final_norm)
+        layers = self._weights.layers
+        normed = self._norm(hidden, layers[0].attention_norm)
+        for idx, (layer, layer_kv) in enumerate(zip(layers, kv, strict=True)):
+            mixed = self._attention(layer, self._scoring[idx], normed, layer_kv, step)
+            hidden, normed = self._add_norm(hidden, mixed, layer.ffn_norm)
+            changed = self._ffn(layer, normed)
+            if idx + 1 < len(layers):
+                hidden, normed = self._add_norm(hidden, changed, layers[idx + 1].attention_norm)
+        last = hidden.index_select(0, wanted) + changed.index_select(0, wanted)
+        return self._norm(last, self._weights.final_norm)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return (T, V) of what `hidden` returned."""
@@ -75,29 +81,34 @@ class Decoder:
         self,
         layer: LayerWeights,
         scoring: Scoring,
-        hidden: torch.Tensor,
+        normed: torch.Tensor,
         kv: torch.Tensor,
         step: _Step,
     ) -> torch.Tensor:
         num_heads, num_kv_heads = self._config.num_heads, self._config.num_kv_heads
-        qkv = F.linear(self._norm(hidden, layer.attention_norm), layer.qkv, layer.qkv_bias)
+        qkv = F.linear(normed, layer.qkv, layer.qkv_bias)
         heads = qkv.view(-1, num_heads + 2 * num_kv_heads, self._config.head_dim)
-        q, k = heads[:, :num_heads], heads[:, num_heads : num_heads + num_kv_heads]
+        q = heads[:, :num_heads]
+        k, v = heads[:, num_heads:].tensor_split(2, dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
         rope = step.local_rope if scoring.window_tokens else step.rope
-        q, k = (self._kernels.apply_rope(part, *rope) for part in (q, k))
-        self._kernels.write_kv(k, heads[:, num_heads + num_kv_heads :], kv, step.plan.slots)
+        q = self._kernels.rope_write_kv(q, k, v, rope, kv, step.plan.slots)
         mixed = self._kernels.paged_attention(q, kv, step.plan, scoring)
-        out = F.linear(mixed.reshape(len(hidden), -1), layer.attention_out)
+        out = F.linear(mixed.reshape(len(normed), -1), layer.attention_out)
         return self._post_norm(out, layer.attention_post_norm)
 
-    def _ffn(self, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
-        gate_up = F.linear(self._norm(hidden, layer.ffn_norm), layer.gate_up)
+    def _ffn(self, layer: LayerWeights, normed: torch.Tensor) -> torch.Tensor:
+        gate_up = F.linear(normed, layer.gate_up)
         return self._post_norm(F.linear(self._gate(gate_up), layer.down), layer.ffn_post_norm)
 
     def _post_norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         return x if weight is None else self._norm(x, weight)
+
+    def _add_norm(
+        self, hidden: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._kernels.add_rms_norm(hidden, delta, weight, self._config.rms_eps)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return self._kernels.rms_norm(x, weight, self._config.rms_eps)

@@ -51,7 +51,7 @@ class FewTokensStep:
         hidden = F.embedding(token_ids, self._embedding)
         if self._embedding_scale != 1.0:
             hidden *= self._embedding_scale
-        ropes = self._rope.half(positions), self._local_rope.half(positions)
+        ropes = self._rope(positions), self._local_rope(positions)
         logit_idx = torch.tensor(_logit_idx(rows), dtype=torch.int64)
         return self._step(hidden, ropes, kv, plan, logit_idx)
 

@@ -35,15 +35,12 @@ class RopeTable:
             return cls.of(config)
         return cls(_frequencies(config.local_rope_theta, config.head_dim))
 
-    def half(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines and sines of (T,) positions, (T, D/2) each."""
+        if self._inv_freq.device != positions.device:
+            self._inv_freq = self._inv_freq.to(positions.device)
         angles = torch.outer(positions.to(torch.float32), self._inv_freq)
         return angles.cos() * self._factor, angles.sin() * self._factor
-
-    def full(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return them for both halves of a head, (T, 1, D) each."""
-        cos, sin = self.half(positions)
-        return torch.cat((cos, cos), dim=-1).unsqueeze(1), torch.cat((sin, sin), -1).unsqueeze(1)
 
 
 def _frequencies(theta: float, head_dim: int) -> torch.Tensor:

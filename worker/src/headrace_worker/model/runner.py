@@ -14,12 +14,12 @@ import torch
 
 from headrace_common.blocks import BLOCK_SIZE_TOKENS
 from headrace_worker.kernels.dispatch import kernels_for, native_for
-from headrace_worker.model.batch import Row, build_batch
+from headrace_worker.model.batch import Batch, Row, build_batch
 from headrace_worker.model.decoder import Decoder
 from headrace_worker.model.few_tokens import MAX_ROW_TOKENS, FewTokensStep, few_tokens_step
 from headrace_worker.model.info import ModelInfo
 from headrace_worker.model.loader import load_model
-from headrace_worker.model.weights import LoadedModel
+from headrace_worker.model.weights import ON_CPU, LoadedModel, Placement, placed
 
 __all__ = ["ModelRunner", "Row"]
 
@@ -43,6 +43,7 @@ class ModelRunner:
         num_threads: int = 1,
         backend: str = "cpu",
         kernel_cache_dir: Path | None = None,
+        placement: Placement = ON_CPU,
     ) -> None:
         """Load the model unless it is loaded, and set up the pool.
 
@@ -53,6 +54,7 @@ class ModelRunner:
             num_threads: compute threads of the whole process.
             backend: name of a kernel backend.
             kernel_cache_dir: where compiled kernels are kept; None = in the user's home.
+            placement: device and type of weights and KV; the backend "cpu" takes the default only.
 
         Raises:
             InvalidRequest: the model is of a kind that this engine does not compute.
@@ -62,17 +64,16 @@ class ModelRunner:
         self.info: ModelInfo = loaded.info
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._model = Decoder(loaded.config, loaded.weights, kernels_for(backend))
-        native = native_for(backend, kernel_cache_dir)
+        self._kernels, self._device = kernels_for(backend), torch.device(placement.device)
+        weights = loaded.weights if placement == ON_CPU else placed(loaded.weights, placement)
+        self._model = Decoder(loaded.config, weights, self._kernels)
+        native = native_for(backend, kernel_cache_dir) if placement == ON_CPU else None
         self._few_tokens = few_tokens_step(loaded, native) if native else None
-        self._kv = _lazy_zeros(
-            loaded.config.num_layers,
-            2,
-            num_blocks,
-            block_size,
-            loaded.config.num_kv_heads,
-            loaded.config.head_dim,
-        )
+        config = loaded.config
+        shape = (
+            config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim,
+        )  # fmt: skip
+        self._kv = _lazy_zeros(shape) if placement == ON_CPU else _zeros(shape, placement)
 
     @property
     def uses_compiled_kernels(self) -> bool:
@@ -104,11 +105,14 @@ class ModelRunner:
     @torch.inference_mode()
     def hidden(self, rows: Sequence[Row]) -> torch.Tensor:
         """Compute a step like `forward`, up to the last norm; (sum of num_logits, E)."""
-        batch = build_batch(rows, self.block_size)
-        return self._model.hidden(batch, self._kv, batch.logit_idx)
+        batch = self._batch(rows)
+        return self._model.hidden(batch, self._kv, batch.logit_idx).float().cpu()
 
     def _forward_torch(self, rows: Sequence[Row]) -> torch.Tensor:
-        return self._model.forward(build_batch(rows, self.block_size), self._kv)
+        return self._model.forward(self._batch(rows), self._kv).float().cpu()
+
+    def _batch(self, rows: Sequence[Row]) -> Batch:
+        return build_batch(rows, self.block_size, self._kernels.make_plan, self._device)
 
     def _forward_mixed(
         self, rows: Sequence[Row], is_short: Sequence[bool], few_tokens: FewTokensStep
@@ -126,7 +130,8 @@ class ModelRunner:
 
     def copy_block(self, src: int, dst: int) -> None:
         """Copy one block's KV over all layers (copy-on-write)."""
-        self._kv[:, :, dst].copy_(self._kv[:, :, src])
+        pair = torch.tensor([[src, dst]], dtype=torch.int32, device=self._device)
+        self._kernels.copy_blocks(self._kv, self._kv, pair)
 
     def warm_up(self) -> None:
         """Run a prefill and a decode once, so that the first request does not pay for page faults.
@@ -139,6 +144,10 @@ class ModelRunner:
         self._kv[:, :, 0].zero_()
 
 
-def _lazy_zeros(*shape: int) -> torch.Tensor:
+def _zeros(shape: tuple[int, ...], placement: Placement) -> torch.Tensor:
+    return torch.zeros(shape, dtype=placement.dtype, device=placement.device)
+
+
+def _lazy_zeros(shape: tuple[int, ...]) -> torch.Tensor:
     # torch.zeros writes every page; numpy leaves that to the kernel until a page is used.
     return torch.from_numpy(np.zeros(shape, dtype=np.float32))

@@ -79,6 +79,17 @@ class DecoderWeights:
 
 
 @dataclass(frozen=True)
+class Placement:
+    """Where weights and KV lie, and in which type they are computed."""
+
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+
+
+ON_CPU = Placement()
+
+
+@dataclass(frozen=True)
 class LoadedModel:
     """A model ready to run.
 
@@ -124,6 +135,22 @@ def assemble(config: ModelConfig, fused: Callable[[str], torch.Tensor]) -> Decod
     embedding = fused("embedding")
     head = embedding if config.is_head_tied else fused("head")
     return DecoderWeights(embedding, layers, fused("final_norm"), head)
+
+
+def placed(weights: DecoderWeights, placement: Placement) -> DecoderWeights:
+    """Return a copy of all weights elsewhere; a tied head stays the embedding."""
+
+    def move(weight: torch.Tensor) -> torch.Tensor:
+        return weight.to(placement.device, placement.dtype)
+
+    def moved(layer: LayerWeights) -> LayerWeights:
+        parts = {name: value for name, value in vars(layer).items() if value is not None}
+        return LayerWeights(**{name: move(value) for name, value in parts.items()})
+
+    layers = tuple(map(moved, weights.layers))
+    embedding = move(weights.embedding)
+    head = embedding if weights.head is weights.embedding else move(weights.head)
+    return DecoderWeights(embedding, layers, move(weights.final_norm), head)
 
 
 def _layer_parts(config: ModelConfig) -> dict[str, tuple[str, ...]]:
