@@ -208,6 +208,7 @@ class _Planner:
                     "DATABASE_URL": url,
                     "KAFKA_BOOTSTRAP": self._bootstrap,
                     "ADMIN_LISTEN": self._admin,
+                    "GUARD_ADDRESS": self._address["guard"],
                 }
             case _:
                 return {}
