@@ -50,11 +50,13 @@ from headrace_gateway.responses_api.routes import responses_router
 from headrace_gateway.rest_app import rest_app
 from headrace_gateway.routes.health import health_router
 from headrace_gateway.routes.models import models_router
+from headrace_gateway.routes.requests import requests_router
 from headrace_gateway.routes.usage import usage_router
 from headrace_gateway.sent_reports import SentReports
 from headrace_gateway.settings import GatewaySettings
 from headrace_gateway.state.idempotency_records import IdempotencyRecords
 from headrace_gateway.state.store import StateStore
+from headrace_gateway.stories import Stories
 from headrace_gateway.tokenize_api import TokenizeApi, TokenizeForm
 from headrace_gateway.usage_events import UsageLog
 from headrace_gateway.usage_log import UsageLog as OutboxUsageLog
@@ -110,6 +112,7 @@ class Gateway:
         self._idempotency = Idempotency(
             IdempotencyRecords(self._state, settings.idempotency_ttl_s), settings.idempotency_wait_s
         )
+        self.stories = Stories(self._state, settings.story_ttl_s)
         self._flow = self._build_flow(clock)
         self._kept = KeptResponses(self._state, settings.response_ttl_s)
         self._background = BackgroundResponses(self._kept, self._flow)
@@ -157,6 +160,7 @@ class Gateway:
                 ("leases", self._admission.renew_all),
                 ("state", self._state.keep),
                 ("batches", self._runner.keep),
+                ("stories", self.stories.keep),
                 ("guard reports", self._sent_reports.run),
             )
         ]
@@ -194,6 +198,7 @@ class Gateway:
             clock=clock,
             metrics=self.metrics,
             limits=FlowLimits(settings.request_timeout_s, settings.keep_alive_s),
+            stories=self.stories,
         )
 
     def _build_app(self, clock: Clock) -> GatewayApp:
@@ -230,6 +235,7 @@ class Gateway:
                 usage_router(self._auth, self._billing, clock),
                 responses_router(self._auth, self._kept, self._background),
                 files_router(self._auth, self._files),
+                requests_router(self._auth, self.stories, self._billing, self._router),
                 batches_router(self._auth, self._batches, self._runner),
                 health_router(self.registry, lambda: self.is_ready),
             ],

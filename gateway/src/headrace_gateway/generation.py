@@ -84,6 +84,8 @@ class Job:
     finished: set[int] = field(default_factory=set)
     # Time that the first attempt spent in queues, of router and worker; None = not known yet.
     queue_s: float | None = None
+    # As the last worker told them.
+    timings: pb.Timings | None = None
     # Text that goes before each choice's own.
     echo: str = ""
     prompt_logprobs: list[pb.TokenLogprob] = field(default_factory=list)
@@ -284,8 +286,7 @@ class Generator:
             async with call:
                 is_first = True
                 while (event := await call.receive()) is not None:
-                    if event.HasField("started") and job.queue_s is None:
-                        job.queue_s = attempt.queue_s + event.started.queue_s
+                    _note_times(job, attempt.queue_s, event)
                     has_tokens = _take(job, attempt.ref, event)
                     if has_tokens and is_first:
                         is_first = False
@@ -296,6 +297,13 @@ class Generator:
                         await gate()
         if not job.is_done:
             raise ReplicaLost("The replica ended before the answer did.")
+
+
+def _note_times(job: Job, router_queue_s: float, event: pb.GenerateEvent) -> None:
+    if event.HasField("started") and job.queue_s is None:
+        job.queue_s = router_queue_s + event.started.queue_s
+    if event.HasField("timings"):
+        job.timings = event.timings
 
 
 def _take(job: Job, ref: ReplicaRef, event: pb.GenerateEvent) -> bool:

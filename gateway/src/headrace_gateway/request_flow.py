@@ -59,6 +59,7 @@ from headrace_gateway.output_estimate import OutputEstimates
 from headrace_gateway.pricing import PriceBook, amount_nano_usd, cached_tokens, hold_nano_usd
 from headrace_gateway.rate_headers import header_pairs
 from headrace_gateway.sent_reports import SentReports
+from headrace_gateway.stories import Stories
 from headrace_gateway.usage_events import Account, UsageLog
 from headrace_gateway.visit import Visit
 
@@ -104,6 +105,7 @@ class RequestFlow:
     metrics: GatewayMetrics
     limits: FlowLimits
     output_estimates: OutputEstimates = field(default_factory=OutputEstimates)
+    stories: Stories | None = None
     _closings: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def serve(self, visit: Visit) -> None:
@@ -150,7 +152,7 @@ class RequestFlow:
                 reserve.cost_nano_usd = hold_nano_usd(
                     account.rates, reserve.input_tokens, most_output_tokens(prompts, request.n)
                 )
-                with span("admit"), self._stage("admit"):
+                with span("admit"), self._stage(visit, "admit"):
                     lease = await self.admission.admit(
                         visit.principal, visit.request_id, reserve, request.model
                     )
@@ -178,7 +180,7 @@ class RequestFlow:
 
     def _ask_guard(self, visit: Visit) -> asyncio.Task[Mapping[int, str]]:
         async def ask() -> Mapping[int, str]:
-            with span("guard"), self._stage("guard"):
+            with span("guard"), self._stage(visit, "guard"):
                 return await self.input_guard.check(
                     visit.principal,
                     visit.request_id,
@@ -195,7 +197,7 @@ class RequestFlow:
         try:
             if visit.request.unsupported is not None:
                 raise visit.request.unsupported
-            with span("tokenise"), self._stage("tokenise"):
+            with span("tokenise"), self._stage(visit, "tokenise"):
                 return await self.intake.encode(visit.request, model, visit.principal)
         except HeadraceError:
             if verdict is not None:
@@ -246,7 +248,7 @@ class RequestFlow:
             ending = self._ending(visit, error)
             raise
         finally:
-            with span("close"), self._stage("close"):
+            with span("close"), self._stage(visit, "close"):
                 await asyncio.shield(self._later(self._close(visit, admitted, ending)))
         await sink.end(total_usage(visit.jobs))
 
@@ -352,6 +354,8 @@ class RequestFlow:
             )
         )
         self._report_sent(visit)
+        if self.stories is not None:
+            self.stories.add(visit, event)
         try:
             await self.usage_log.closed(event)
         except Unavailable as error:
@@ -387,9 +391,10 @@ class RequestFlow:
         return task
 
     @contextlib.contextmanager
-    def _stage(self, name: str) -> Iterator[None]:
+    def _stage(self, visit: Visit, name: str) -> Iterator[None]:
         started_s = self.clock.now_s()
         try:
             yield
         finally:
-            self.metrics.stage_s.labels(name).observe(self.clock.now_s() - started_s)
+            visit.stages_s[name] = self.clock.now_s() - started_s
+            self.metrics.stage_s.labels(name).observe(visit.stages_s[name])

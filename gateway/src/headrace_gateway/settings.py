@@ -63,6 +63,12 @@ class GatewaySettings(RpcServiceSettings):
         le=3600,
         description="A repetition waits so long for the first request to end. Seconds.",
     )
+    story_ttl_s: int = Field(
+        86_400,
+        ge=60,
+        le=30 * 86_400,
+        description="What became of a request can be asked for so long. Seconds.",
+    )
     file_ttl_s: int = Field(
         30 * 86_400,
         ge=60,

@@ -73,6 +73,8 @@ class Visit:
     # What is known once it was admitted.
     jobs: list[Job] = field(default_factory=list)
     answer: Answer | None = None
+    # Seconds of each stage that is over.
+    stages_s: dict[str, float] = field(default_factory=dict)
     # What became of an embedding's inputs.
     vectors: list[Embedding] = field(default_factory=list)
 

@@ -14,6 +14,7 @@ _WATCH = method_ref(_SERVICE, "WatchChanges", pb.WatchChangesRequest, pb.Change)
 _PRICES = method_ref(_SERVICE, "GetPriceTable", pb.GetPriceTableRequest, pb.PriceTable)
 _LEDGER = pb.DESCRIPTOR.services_by_name["Ledger"]
 _SUM_USAGE = method_ref(_LEDGER, "SumUsage", pb.SumUsageRequest, pb.SumUsageResponse)
+_LIST_USAGE = method_ref(_LEDGER, "ListUsage", pb.ListUsageRequest, pb.ListUsageResponse)
 _TIMEOUT_S = 2.0
 _USAGE_TIMEOUT_S = 10.0
 
@@ -46,6 +47,10 @@ class BillingClient:
     async def sum_usage(self, request: pb.SumUsageRequest) -> pb.SumUsageResponse:
         """Return usage by day."""
         return await self._session.unary(_SUM_USAGE, request, timeout_s=_USAGE_TIMEOUT_S)
+
+    async def list_usage(self, request: pb.ListUsageRequest) -> pb.ListUsageResponse:
+        """Return usage by request."""
+        return await self._session.unary(_LIST_USAGE, request, timeout_s=_TIMEOUT_S)
 
     async def close(self) -> None:
         """End the connection."""

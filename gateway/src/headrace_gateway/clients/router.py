@@ -12,6 +12,8 @@ from headrace_contracts.router.v1 import router_pb2 as pb
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Router"]
 _PICK = method_ref(_SERVICE, "Pick", pb.PickMessage, pb.Decision)
+_DECISION = method_ref(_SERVICE, "GetDecision", pb.GetDecisionRequest, pb.Decision)
+_DECISION_TIMEOUT_S = 1.0
 _WATCH = method_ref(_SERVICE, "WatchReplicas", pb.WatchReplicasRequest, pb.ReplicaList)
 
 
@@ -57,6 +59,16 @@ class RouterClient:
             call.cancel()
             raise
         return Pick(call, decision)
+
+    async def fetch_decision(self, request_id: str) -> pb.Decision:
+        """Return why a recent request went where it went.
+
+        Raises:
+            NotFound: the router has forgotten it.
+            HeadraceError: no answer in time.
+        """
+        request = pb.GetDecisionRequest(request_id=request_id)
+        return await self._session.unary(_DECISION, request, timeout_s=_DECISION_TIMEOUT_S)
 
     async def watch_replicas(self) -> AsyncIterator[pb.ReplicaList]:
         """Yield the replica list, at once and at each change."""

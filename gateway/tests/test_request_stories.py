@@ -1,0 +1,34 @@
+"""GET /v1/requests/{id}: the story of a request, to its owner."""
+
+from __future__ import annotations
+
+from headrace_testing.fake_worker import saying
+from headrace_testing.gateway_fleet import GatewayFleet, chat_body
+
+
+async def test_a_requests_story(fleet: GatewayFleet) -> None:
+    """Time, tokens, replica, reasons; also from the state, after this process forgot it."""
+    fleet.worker.script = saying("Hello")
+    other, _ = fleet.new_key(tenant_id="rival")
+    async with fleet.http() as client, fleet.http(other) as rival:
+        answer = await client.post("/v1/chat/completions", json=chat_body())
+        request_id = answer.headers["x-request-id"]
+        assert answer.headers["x-headrace-queue-ms"] == "0"
+        story = (await client.get(f"/v1/requests/{request_id}")).json()
+        assert (await rival.get(f"/v1/requests/{request_id}")).status_code == 404
+        assert (await client.get("/v1/requests/req_nope")).status_code == 404
+        assert (await client.get("/v1/requests/req_nope")).json()["error"]["param"] == "request_id"
+        await fleet.gateway.stories.flush()
+    assert story["id"] == request_id
+    assert (story["endpoint"], story["ending"]) == ("chat", "completed")
+    assert story["tokens"]["output"] == len("Hello") + 1
+    assert story["replicas"] == ["w0"]
+    assert {"guard", "tokenise", "admit"} <= set(story["timing"]["stages_s"])
+    assert story["timing"]["duration_s"] > 0
+    assert story["routing"]["replica"] == "w0"
+    assert story["guard"] == {"input": "passed", "output": "passed"}
+    await fleet.restart_gateway()
+    async with fleet.http() as client, fleet.http(other) as rival:
+        again = (await client.get(f"/v1/requests/{request_id}")).json()
+        assert again["timing"] == story["timing"]
+        assert (await rival.get(f"/v1/requests/{request_id}")).status_code == 404
