@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -11,12 +11,15 @@ from prometheus_client import CollectorRegistry
 from headrace_cache_index.engine_feed import EngineFeed
 from headrace_cache_index.engines_file import EngineEntry, load_engines_file
 from headrace_cache_index.metrics import CacheIndexMetrics
-from headrace_cache_index.store import Store
+from headrace_cache_index.store import Store, StoreLimits
 from headrace_common.blocks import chain, chain_key
-from headrace_common.kv_index import ReplicaKey
+from headrace_common.errors import Unavailable
+from headrace_common.kv_index import IndexKeys, ReplicaKey
 from headrace_common.lifecycle import cancel_and_wait, supervise
+from headrace_common.redis_client import background_client
 from headrace_common.settings import SettingsError
 from headrace_testing.fake_worker import FINGERPRINT, MODEL, FakeWorker, FakeWorkerServer
+from headrace_testing.servers import LocalServer
 from headrace_testing.waiting import eventually
 from headrace_testing.zmq_engine import ZmqEngine, removed, stored
 
@@ -154,6 +157,31 @@ async def test_lost_data_of_redis_is_written_again(fed: Fed, redis) -> None:
     await eventually(lambda: fed.holds(2))
     await redis.flushdb()
     await eventually(lambda: fed.holds(2))
+
+
+async def test_while_redis_is_away_the_state_is_kept(own_redis: LocalServer) -> None:
+    """And written whole when it is back, though nobody asks the engine again."""
+    limits = StoreLimits(lease_s=5, blocks_ttl_s=60, max_stream_len=1000)
+    client = background_client(f"redis://127.0.0.1:{own_redis.port}/0", timeout_s=0.5)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(client.aclose)
+        fed = Fed(Store(client, IndexKeys(), limits), stack)
+        engine = await fed.start()
+        await engine.publish(blocks(0, 1))
+        await eventually(lambda: fed.holds(1))
+        await fed.listens()
+
+        async def is_whole_again() -> bool:
+            with suppress(Unavailable):
+                return await fed.holds(3)
+            return False
+
+        own_redis.kill()
+        await engine.publish(blocks(1, 2))
+        await eventually(lambda: fed.metrics.store_failures._value.get() > 0)
+        own_redis.start()
+        await eventually(is_whole_again, within_s=10)
+        assert engine.num_replays == 1
 
 
 def test_the_engines_file_is_checked(tmp_path: Path) -> None:

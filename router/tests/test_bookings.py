@@ -134,6 +134,22 @@ def test_too_much_news_waits_for_the_next_whole_message(
     assert b.loads.load(W1, None).num_requests == 100
 
 
+def test_a_busy_router_tells_all_less_often_and_is_heard_all_the_same(
+    routers: tuple[Router, Router], clock: FakeClock
+) -> None:
+    """Whole messages grow with what is under way; between them an empty one shows life."""
+    a, b = routers
+    assert a.exchange.whole_every_s() == bookings.WHOLE_EVERY_S
+    for _ in range(1000):
+        a.book()
+    assert a.exchange.whole_every_s() == 3 * bookings.WHOLE_EVERY_S
+    for _ in range(4):
+        b.exchange.receive(a.exchange.heartbeat())
+        clock.advance(SILENCE_S * 0.9)
+        b.exchange.expire()
+    assert b.exchange.num_peer_bookings() == 1000
+
+
 STEPS = ["book w1", "book w2", "start", "grow", "release", "tell", "lose"]
 
 

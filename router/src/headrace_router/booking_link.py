@@ -68,18 +68,21 @@ class BookingLink:
             await asyncio.sleep(SILENCE_S / 8)
 
     async def _tell(self) -> None:
-        whole_at_s = float("-inf")
+        told_at_s = whole_at_s = float("-inf")
         while True:
             self._fresh.clear()
             now_s = self._clock.now_s()
-            if now_s - whole_at_s >= WHOLE_EVERY_S:
-                whole_at_s = now_s
+            if now_s - whole_at_s >= self.exchange.whole_every_s():
+                told_at_s = whole_at_s = now_s
                 await self._publish(self.exchange.take_news())
                 await self._publish(self.exchange.whole())
+            elif now_s - told_at_s >= WHOLE_EVERY_S:
+                told_at_s = now_s
+                await self._publish(self.exchange.heartbeat())
             else:
                 await self._publish(self.exchange.take_news())
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, whole_at_s + WHOLE_EVERY_S - now_s)):
+                async with asyncio.timeout(max(0.0, told_at_s + WHOLE_EVERY_S - now_s)):
                     await self._fresh.wait()
             await asyncio.sleep(_GATHER_S)
 

@@ -1,10 +1,10 @@
 """Pure: what routers tell one another of the requests they have under way, so that they don't herd.
 
 Each router tells what it booked, started and released since its last message, and every half
-second everything it has under way. A peer's booking becomes a guard in the own load book. Messages
-may be lost: the next whole one mends the difference. A silent router is gone after `SILENCE_S`, and
-with it all it had booked, so whatever happens to peers or to Redis, what is believed of them is at
-most that old. Decisions never wait for any of it.
+second (less often with very many) everything it has under way. A peer's booking becomes a guard in
+the own load book. Messages may be lost: the next whole one mends the difference. A silent router is
+gone after `SILENCE_S`, and with it all it had booked. So whatever happens to peers or to Redis, what
+is believed of them is not much older than that. Decisions never wait for any of it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from headrace_contracts.router.v1.bookings_pb2 import Booking, BookingNews
 from headrace_router.load_guard import LoadBook, LoadGuard
 
 WHOLE_EVERY_S = 0.5
+# With more than this under way whole messages come in proportion less often: each takes some
+# microseconds a booking to make.
+_WHOLE_BOOKINGS = 500
 SILENCE_S = 2.0
 # Bounds on what peers can make this router hold; beyond them their news is ignored.
 MAX_PEERS = 256
@@ -86,6 +89,14 @@ class BookingExchange:
         self._pending = BookingNews(router_id=self._router_id)
         booked = [_booking(number, guard, ()) for guard, number in self._own.items()]
         return BookingNews(router_id=self._router_id, booked=booked, whole=True)
+
+    def heartbeat(self) -> BookingNews:
+        """Return what is new, or else an empty message that says "I am still here"."""
+        return self.take_news() or BookingNews(router_id=self._router_id)
+
+    def whole_every_s(self) -> float:
+        """Tell how often a whole message is due."""
+        return WHOLE_EVERY_S * (1 + len(self._own) // _WHOLE_BOOKINGS)
 
     # What comes in.
 
