@@ -3,7 +3,7 @@
 Each router tells what it booked, started and released since its last message, and every half
 second (less often with very many) everything it has under way. A peer's booking becomes a guard in
 the own load book. Messages may be lost: the next whole one mends the difference. A silent router is
-gone after `SILENCE_S`, and with it all it had booked. So whatever happens to peers or to Redis, what
+gone after `SILENCE_S`, and with it all it had booked. So whatever happens to peers or Redis, what
 is believed of them is not much older than that. Decisions never wait for any of it.
 """
 
