@@ -106,6 +106,8 @@ async def test_what_a_dead_process_left_open_is_closed_as_swept(tmp_path: Path) 
     assert swept.HasField("usage")
     for name in ("tenant_id", "project_id", "key_id", "model", "price_version", "endpoint"):
         assert getattr(swept, name) == getattr(opened("req_1"), name)
+    admitted_us = swept.occurred_unix_us - round(swept.duration_s * 1e6)
+    assert abs(admitted_us - opened("req_1").occurred_unix_us) <= 1
     assert closes["req_2"].ending == ENDING_COMPLETED
     assert registry.get_sample_value("headrace_gateway_outbox_swept_total") == 1
     # A third start finds nothing to sweep.

@@ -125,6 +125,7 @@ class UsageLog:
         return False
 
     def _swept(self, opened: UsageEvent) -> UsageEvent:
+        now_us = unix_us(self._clock)
         return UsageEvent(
             kind=UsageEvent.KIND_CLOSED,
             request_id=opened.request_id,
@@ -134,7 +135,9 @@ class UsageLog:
             model=opened.model,
             price_version=opened.price_version,
             price_tier=opened.price_tier,
-            occurred_unix_us=unix_us(self._clock),
+            occurred_unix_us=now_us,
+            # Until it was found: with it the ledger knows when the request was admitted.
+            duration_s=max(0, now_us - opened.occurred_unix_us) / 1e6,
             usage=TokenUsage(),
             ending=ENDING_SWEPT,
             estimated=True,

@@ -27,8 +27,7 @@ async def typical_s(client: httpx.AsyncClient) -> float:
 
     async def one() -> float:
         started_s = time.perf_counter()
-        answer = await client.post("/v1/chat/completions", json=chat_body(max_tokens=50))
-        answer.raise_for_status()
+        await client.post("/v1/chat/completions", json=chat_body(max_tokens=50))
         return time.perf_counter() - started_s
 
     await one()
@@ -46,7 +45,7 @@ async def leave(client: httpx.AsyncClient, chosen: random.Random, longest_s: flo
 
 
 async def main(num_requests: int) -> int:
-    """Run them over two gateways; return the number of leases left."""
+    """Run them over two gateways; return what is wrong: 0 = nothing."""
     with tempfile.TemporaryDirectory() as folder:
         server = valkey(Path(folder))
         server.start()
@@ -70,16 +69,18 @@ async def main(num_requests: int) -> int:
             started_s = time.perf_counter()
             await asyncio.gather(*(loop(n) for n in range(IN_FLIGHT)))
             elapsed_s = time.perf_counter() - started_s
+            num_admitted = len(fleet.usage.closed_events())
             left = await leases_left(server.port, fleet.key.tenant_id)
             for client in clients:
                 await client.aclose()
             await fleet.close()
         server.kill()
     print(
-        f"{num_requests} requests in {elapsed_s:.0f} s, {len(fleet.usage.closed_events())} of them "
+        f"{num_requests} requests in {elapsed_s:.0f} s, {num_admitted} of them "
         f"admitted, {num_requests - answered} left by their clients: {left} leases left"
     )
-    return left
+    # One in ten at least: else they left too early for the test to mean anything.
+    return left + (num_admitted * 10 < num_requests)
 
 
 async def leases_left(port: int, tenant_id: str) -> int:

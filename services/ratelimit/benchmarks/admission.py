@@ -30,8 +30,8 @@ IN_FLIGHT = 32
 PACE = 300
 ADMITTED = pb.AdmitResponse.OUTCOME_ADMITTED
 PEER_HINT = (
-    "the `limits` package is not installed: pip install --target DIR 'limits[async-redis]==5.6.0', "
-    "then PYTHONPATH=DIR:$PYTHONPATH"
+    "the `limits` package is not installed: pip install --no-deps --target DIR limits==5.8.0 "
+    "deprecated wrapt, then PYTHONPATH=DIR:$PYTHONPATH"
 )
 
 Admit = Callable[[int], Awaitable[bool]]
