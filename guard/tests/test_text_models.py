@@ -177,7 +177,7 @@ async def test_a_judge_that_fails_is_not_evaluated() -> None:
     window = Window("override override bread")
     failed = await _models(None, _Judge(None)).judge(window, Trust.USER, asked, _deadline())
     missing = await _models().judge(window, Trust.USER, asked, _deadline())
-    assert (failed.missed, missing.missed) == (Reason.JUDGE_FAILED, Reason.MODEL_MISSING)
+    assert (failed.missed, missing.missed) == (Reason.JUDGE_FAILED, Reason.NO_MODEL)
 
 
 async def test_topics_need_the_embedding() -> None:
@@ -187,7 +187,7 @@ async def test_topics_need_the_embedding() -> None:
     )
     question = Window("what is this about")
     missing = await _models().judge(question, Trust.USER, asked, _deadline())
-    assert missing.missed is Reason.MODEL_MISSING
+    assert missing.missed is Reason.NO_MODEL
     far = await _models(_Embedder()).judge(question, Trust.USER, asked, _deadline())
     near = await _models(_Embedder()).judge(
         Window("surely this is about it"), Trust.USER, asked, _deadline()

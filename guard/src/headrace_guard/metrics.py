@@ -62,6 +62,11 @@ class GuardMetrics:
             "Long texts that run in or wait for a thread.",
             registry=registry,
         )
+        self.embeddings_waiting = Gauge(
+            "headrace_guard_embeddings_waiting",
+            "Texts that are being embedded or wait for that.",
+            registry=registry,
+        )
         self._add_upkeep(registry)
         self.audit = AuditMetrics(registry)
 

@@ -16,6 +16,7 @@ from headrace_guard.audit_journal import AuditJournal
 from headrace_guard.audit_log import AuditLog
 from headrace_guard.audit_record import RecordMaker
 from headrace_guard.classifiers.blocklist import BlocklistCache
+from headrace_guard.classifiers.setup import judge_of, load_models
 from headrace_guard.classifiers.text_model import TextModels
 from headrace_guard.cpu_pool import CpuPool
 from headrace_guard.input_judge import InputJudge
@@ -39,11 +40,12 @@ class GuardApp:
 
     Args:
         settings: where and how much.
-        models: trained classifiers; None = none are there.
+        models: trained classifiers; None = the packaged ones.
         clock: time.
 
     Raises:
         PolicyError: the policies are wrong.
+        ArtefactError: the packaged models cannot be used.
     """
 
     def __init__(
@@ -56,6 +58,11 @@ class GuardApp:
         metrics = GuardMetrics(self._registry)
         self._pool = CpuPool(
             settings.num_threads, settings.max_waiting_texts, metrics.long_texts_waiting
+        )
+        self._embed_thread = CpuPool(1, settings.max_waiting_embeddings, metrics.embeddings_waiting)
+        self._judge = judge_of(settings)
+        models = models or load_models(
+            settings.embedding_dir, self._pool, self._embed_thread, self._judge
         )
         store = PolicyStore(settings.policy_file, settings.policy_dir)
         policies = store.load()
@@ -129,6 +136,9 @@ class GuardApp:
         await cancel_and_wait(self._watch)
         await self.audit.close()
         self._pool.close()
+        self._embed_thread.close()
+        if self._judge is not None:
+            await self._judge.close()
         if self._observability is not None:
             self._observability.close()
 

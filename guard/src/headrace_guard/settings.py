@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from headrace_common.settings import RpcServiceSettings, config
 
@@ -52,6 +52,29 @@ class GuardSettings(RpcServiceSettings):
     )
     policy_poll_s: float = Field(
         2.0, gt=0, le=3600, description="How often policies on disk are looked at. Seconds."
+    )
+    embedding_dir: Path | None = Field(
+        None,
+        description="Folder with the embedding model (model.onnx, tokenizer.json); unset = linear "
+        "heads decide alone and topics are not evaluated.",
+    )
+    max_waiting_embeddings: int = Field(
+        32,
+        ge=1,
+        le=10_000,
+        description="Texts that may wait to be embedded; more are refused.",
+    )
+    judge_url: str = Field(
+        "",
+        description="OpenAI-compatible endpoint of the judge, up to /v1; empty = there is none.",
+    )
+    judge_model: str = Field("", description="Name of the judge's model at its endpoint.")
+    judge_api_key: SecretStr = Field(SecretStr(""), description="Key for the judge; empty = none.")
+    judge_timeout_s: float = Field(
+        0.8, gt=0, le=60, description="Most time for one answer of the judge. Seconds."
+    )
+    judge_max_in_flight: int = Field(
+        8, ge=1, le=1000, description="Questions to the judge at a time; more are not evaluated."
     )
     cached_verdicts: int = Field(
         20_000, ge=0, le=10_000_000, description="Texts whose results are kept; 0 = none."

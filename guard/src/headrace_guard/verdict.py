@@ -41,7 +41,6 @@ class Reason(Enum):
     OVERLOADED = "the guard has too much to do"
     UNKNOWN_POLICY = "the key names a policy that this guard does not have"
     BAD_BLOCKLIST = "the key's blocklist is too large"
-    MODEL_MISSING = "a model that the policy asks for is not installed"
     JUDGE_FAILED = "the judge gave no usable answer"
     NO_MODEL = "the policy asks for a trained classifier that this guard does not have"
     UNDECIDED = "a possible match stayed undecided for longer than text may be held"

@@ -13,7 +13,7 @@ import numpy as np
 from headrace_guard.classifiers.embedding import Embedder
 from headrace_guard.classifiers.heads import HARM, HEADS
 from headrace_guard_train import export, hazards, own, plan, report, sources, topics
-from headrace_guard_train.cascade_figures import figures_of
+from headrace_guard_train.cascade_figures import figures_of, linear_figures
 from headrace_guard_train.fit import Fitted, fit_embedding, fit_linear, windows_of
 from headrace_guard_train.instances import Cutter
 from headrace_guard_train.vectors import VectorCache
@@ -38,6 +38,9 @@ def main(arguments: list[str] | None = None) -> None:
     embedding: dict[str, Fitted] = {}
     found = {}
     for head in HEADS:
+        if head not in plan.EMBEDDED:
+            found[head] = linear_figures(head, rows, linear[head])
+            continue
         embedding[head], kept = fit_embedding(head, rows, linear[head], cache)
         found[head] = figures_of(head, rows, linear[head], embedding[head], kept)
     meant = hazards.fit(linear[HARM].windows.items, rows, cache)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headrace_guard.classifiers.heads import HARM, INDIRECT, INJECTION, TOXICITY
+from headrace_guard.classifiers.heads import HARM, INJECTION, TOXICITY
 from headrace_guard.classifiers.text_model import Point
 from headrace_guard_train.fit import Fitted
 from headrace_guard_train.matrix import Vector
@@ -21,9 +21,8 @@ from headrace_guard_train.operating import (
 )
 from headrace_guard_train.rows import Row
 
-# Share of clean texts that the embedding stage may be asked about, by head. Most texts of a fleet
-# are judged by the first, third and fourth; the second runs on documents and tool results alone.
-BAND_RATIOS = {INJECTION: 0.03, INDIRECT: 0.10, HARM: 0.04, TOXICITY: 0.02}
+# Share of clean texts that the embedding stage may be asked about, by head.
+BAND_RATIOS = {INJECTION: 0.025, HARM: 0.07, TOXICITY: 0.015}
 LINEAR_SHARES = (0.5, 1.0, 2.0)
 _FLOOR = -20.0
 
@@ -53,6 +52,14 @@ class HeadFigures:
     embedded_ratio: float
 
 
+def linear_figures(head: str, rows: Sequence[Row], linear: Fitted) -> HeadFigures:
+    """Return the figures of a head that has no embedding stage."""
+    labels = {idx: row.labels[head] for idx, row in enumerate(rows) if head in row.labels}
+    flat = by_row(linear.windows.rows, linear.windows.sources, labels, linear.logits)
+    stage = _stage(flat)
+    return HeadFigures(stage, stage, np.inf, 1.0, 0.0)
+
+
 def figures_of(
     head: str, rows: Sequence[Row], linear: Fitted, embedding: Fitted, kept: Vector
 ) -> HeadFigures:
@@ -64,7 +71,7 @@ def figures_of(
     best: tuple[float, float, Scored] | None = None
     for share in LINEAR_SHARES:
         summed = embedding.logits + share * kept
-        summed = np.where(kept >= band, summed, _FLOOR)
+        summed = np.where(kept < band, _FLOOR, summed)
         scored = by_row(embedding.windows.rows, embedding.windows.sources, labels, summed)
         value = _merit(scored)
         if best is None or value > best[0]:
@@ -77,7 +84,13 @@ def figures_of(
 
 def _stage(scored: Scored) -> Stage:
     in_band = only(scored, scored.logits > _FLOOR)
-    return Stage(scored, *calibrate(in_band), thresholds(scored))
+    # Nothing below the band is ever hit: a looser level than the lowest in it would mean nothing.
+    lowest = float(in_band.logits[in_band.clean()].min())
+    levels = {
+        point: logit if point is Point.ALL else max(logit, lowest)
+        for point, logit in thresholds(scored).items()
+    }
+    return Stage(scored, *calibrate(in_band), levels)
 
 
 def _band(scored: Scored, ratio: float) -> float:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace_guard.classifiers.artefact import ARRAYS_FILE, META_FILE
+from headrace_guard.classifiers.embedding import NUM_DIMENSIONS
 from headrace_guard.classifiers.heads import HEADS
 from headrace_guard.classifiers.text_model import Point
 from headrace_guard_train.cascade_figures import HeadFigures, Stage
@@ -47,7 +48,7 @@ def write(
         "hazard_vectors": hazards.vectors.astype(np.float16),
         "hazard_biases": hazards.biases,
         "background": topics.background.astype(np.float16),
-        **{f"embedding_{name}": embedding[name].weights for name in HEADS},
+        **{f"embedding_{name}": _weights(embedding.get(name)) for name in HEADS},
     }
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # numpy's stub
@@ -56,7 +57,7 @@ def write(
     meta: Json = {
         "arrays_sha256": hashlib.sha256(data).hexdigest(),
         "linear_heads": list(HEADS),
-        "heads": {name: _head(heads[name], embedding[name]) for name in HEADS},
+        "heads": {name: _head(heads[name], embedding.get(name)) for name in HEADS},
         "hazards": list(HAZARDS),
         "topic": _topic(topics),
         "manifest": [vars(source) for source in sources],
@@ -70,12 +71,16 @@ def _packed(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.
     return np.rint(weights / scales).astype(np.int8), scales.astype(np.float32)
 
 
-def _head(figures: HeadFigures, embedding: Fitted) -> Json:
+def _weights(embedding: Fitted | None) -> NDArray[np.float32]:
+    return np.zeros(NUM_DIMENSIONS, np.float32) if embedding is None else embedding.weights
+
+
+def _head(figures: HeadFigures, embedding: Fitted | None) -> Json:
     return {
         "linear": _stage(figures.linear),
         "cascade": _stage(figures.cascade),
-        "band_from": figures.band_from,
-        "embedding_bias": embedding.bias,
+        "band_from": min(figures.band_from, 1e9),
+        "embedding_bias": 0.0 if embedding is None else embedding.bias,
         "linear_share": figures.linear_share,
     }
 

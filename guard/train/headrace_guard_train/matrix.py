@@ -29,9 +29,11 @@ class Matrix:
     def dot(self, weights: NDArray[np.float32]) -> Vector:
         """Multiply with a vector over buckets."""
         products = self.values * weights[self.buckets]
-        sums = np.add.reduceat(np.append(products, np.float32(0)), self.starts[:-1])
-        products_of_rows: Vector = np.where(np.diff(self.starts) > 0, sums, 0).astype(float)
-        return products_of_rows
+        padded = np.append(products, np.float32(0))
+        sums = np.asarray(np.add.reduceat(padded, self.starts[:-1]), np.float64)
+        # Of an empty row `reduceat` gives the next row's first product.
+        sums[np.diff(self.starts) == 0] = 0.0
+        return sums
 
     def dot_transposed(self, residuals: Vector) -> Vector:
         """Multiply the transpose with a vector over rows."""

@@ -20,7 +20,8 @@ EMBEDDING_CAPS = {
     "clinc150": 300, "banking77": 120, "davidson": 200, "own_abuse": 200, "surge_toxicity": 150,
     "own_documents": 150, "own_pasted": 100, "own_indirect": 300, "own_long": 60,
     "own_roleplay": 150, "cyberseceval_instruct": 150, "cyberseceval_frr": 250,
-    "own_jailbreak": 250, "own_harm_wrapped": 200, "own_chat": 250,
+    "own_jailbreak": 180, "own_harm_wrapped": 200, "own_direct": 320,
+    "inthewild_jailbreak": 280, "own_chat": 250,
     "own_security": 150, "own_meta": 200,
 }  # fmt: skip
 DEFAULT_EMBEDDING_CAP = 450
@@ -41,10 +42,9 @@ ALWAYS = {
     ),
     TOXICITY: frozenset({"own_abuse"}),
 }
-_DOCUMENT_SOURCES = frozenset(
-    {"bipia", "own_indirect", "own_documents", "own_pasted", "own_direct"}
-)
-_MAX_NARROW, _MAX_WIDE = 3, 1
+# Heads with an embedding stage. Sentences of documents have none: the linear head sees each of
+# them, and their windows are too many to embed.
+EMBEDDED = (INJECTION, HARM, TOXICITY)
 
 
 @dataclass(frozen=True)
@@ -78,17 +78,13 @@ def embedded_rows(rows: Sequence[Row]) -> set[int]:
 def embedded(
     windows: Sequence[Instance], rows: Sequence[Row], chosen: set[int], head: str
 ) -> list[Instance]:
-    """Return the windows that the embedding stage of a head learns from."""
+    """Return the windows that the embedding stage of a head learns from: of a positive two."""
     taken: dict[int, int] = {}
     found: list[Instance] = []
     for window in windows:
         if window.row_idx not in chosen:
             continue
-        row = rows[window.row_idx]
-        if head == INDIRECT and row.source not in _DOCUMENT_SOURCES:
-            continue
-        limit = _MAX_NARROW if head == INDIRECT else _MAX_WIDE + row.labels[head]
         taken[window.row_idx] = taken.get(window.row_idx, 0) + 1
-        if taken[window.row_idx] <= limit or (row.spans and window.label == 1):
+        if taken[window.row_idx] <= 1 + rows[window.row_idx].labels[head]:
             found.append(window)
     return found

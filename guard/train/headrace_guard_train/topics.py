@@ -24,8 +24,8 @@ from headrace_guard_train.vectors import VectorCache
 
 NUM_EXAMPLES = 20
 _NUM_SEEDS = 3
-_MAX_PER_DOMAIN = 70
-_NUM_ORDINARY, _NUM_BACKGROUND = 120, 200
+_MAX_PER_DOMAIN = 45
+_NUM_ORDINARY, _NUM_BACKGROUND = 80, 100
 _INTENTS = Path(__file__).parent.parent / "templates" / "topics.toml"
 # Topics that the scale is fitted on; the others only judge it.
 _FITTED = ("bank", "kitchen", "work", "home")

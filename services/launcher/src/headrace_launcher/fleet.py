@@ -26,6 +26,7 @@ from headrace_launcher.process import Spawner, StartError
 from headrace_launcher.settings import LauncherSettings, child_environment
 from headrace_launcher.state_dir import StateDir, own_identity
 from headrace_launcher.supervisor import Supervisor
+from headrace_launcher.text import say
 from headrace_launcher.worker_progress import loading_progress
 
 _SHOW_INTERVAL_S = 0.1
@@ -124,7 +125,7 @@ class Fleet:
         valkey, kafka = programs.valkey_server(), programs.kafka_broker()
         model = await fetch_model(self._settings, spawner, self._report)
         prepared = model_prepare.prepared_path(self._settings.cache_dir, model)
-        specs = self._plan(valkey, kafka, prepared)
+        specs = self._plan(valkey, kafka, prepared, await self._embedding(spawner))
         # The mark by which an operator finds the processes of one fleet.
         environment = {**child_environment(), "HEADRACE_STATE_DIR": str(self._state_dir.path)}
         for spec in specs:
@@ -149,7 +150,17 @@ class Fleet:
         is_prepared.set()
         return supervisor
 
-    def _plan(self, valkey: Path, kafka: Path, model: Path) -> list[ChildSpec]:
+    async def _embedding(self, spawner: Spawner) -> Path | None:
+        """Return the folder of the guard's embedding model; the guard can do without it."""
+        try:
+            return await fetch_embedding(self._settings, spawner, self._report)
+        except (ModelError, PreflightError) as error:
+            say(f"the guard goes without its embedding model: {error}")
+            return None
+
+    def _plan(
+        self, valkey: Path, kafka: Path, model: Path, embedding: Path | None
+    ) -> list[ChildSpec]:
         settings = self._settings
         options = FleetOptions(
             state_dir=self._state_dir.path,
@@ -157,6 +168,7 @@ class Fleet:
             port=settings.port,
             num_workers=settings.workers,
             model_path=model,
+            embedding_dir=embedding,
             model_name=settings.model_name,
             valkey_server=valkey,
             kafka_broker=kafka,
@@ -215,6 +227,19 @@ async def fetch_model(
     models = settings.cache_dir / "models"
     source = model_fetch.SMOLLM2
     return await model_fetch.ensure_model(models, source, spawner, child_environment(), report)
+
+
+async def fetch_embedding(
+    settings: LauncherSettings, spawner: Spawner, report: model_fetch.Report
+) -> Path:
+    """Return the folder with the guard's embedding model; fetch what is missing.
+
+    Raises:
+        ModelError: it cannot be had.
+        PreflightError: no room.
+    """
+    models = settings.cache_dir / "models"
+    return await model_fetch.ensure_embedding(models, spawner, child_environment(), report)
 
 
 async def first_key_of(view: FleetView, state_dir: StateDir) -> FirstKey:

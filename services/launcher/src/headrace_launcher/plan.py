@@ -47,6 +47,8 @@ class FleetOptions:
     database_url: str = ""
     drain_grace_s: float = 20.0
     num_cpus: int = 1
+    # Of the guard; None = it goes without.
+    embedding_dir: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -196,8 +198,9 @@ class _Planner:
                 address = self._address["billing"]
                 return {"REDIS_URL": self._redis_url, "BILLING_ADDRESS": address}
             case "guard":
-                folder = state_dir / "guard"
+                folder, embedding = state_dir / "guard", self._options.embedding_dir
                 return {
+                    **({"EMBEDDING_DIR": str(embedding)} if embedding else {}),
                     "KAFKA_BOOTSTRAP": self._bootstrap,
                     "AUDIT_DIR": str(folder / "audit"),
                     "POLICY_DIR": str(folder / "policies"),
