@@ -580,6 +580,7 @@ class SentReport(_message.Message):
     KEY_ID_FIELD_NUMBER: _builtins.int
     SENT_CHARS_FIELD_NUMBER: _builtins.int
     FAIL_OPEN_FIELD_NUMBER: _builtins.int
+    GUARD_LOST_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tenant_id: _builtins.str
     key_id: _builtins.str
@@ -587,6 +588,8 @@ class SentReport(_message.Message):
     """Characters of generated text (code points) written to the client, all choices together."""
     fail_open: _builtins.bool
     """The key is fail-open and text went out without the guard."""
+    guard_lost: _builtins.bool
+    """The guard was lost before the end: it may have no record of what it released before."""
     def __init__(
         self,
         *,
@@ -595,10 +598,11 @@ class SentReport(_message.Message):
         key_id: _builtins.str = ...,
         sent_chars: _builtins.int = ...,
         fail_open: _builtins.bool = ...,
+        guard_lost: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fail_open", b"fail_open", "key_id", b"key_id", "request_id", b"request_id", "sent_chars", b"sent_chars", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fail_open", b"fail_open", "guard_lost", b"guard_lost", "key_id", b"key_id", "request_id", b"request_id", "sent_chars", b"sent_chars", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -814,6 +818,7 @@ class AuditRecord(_message.Message):
     ELAPSED_S_FIELD_NUMBER: _builtins.int
     FAIL_OPEN_FIELD_NUMBER: _builtins.int
     CHOICE_IDX_FIELD_NUMBER: _builtins.int
+    GUARD_LOST_FIELD_NUMBER: _builtins.int
     PREV_HASH_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
     chain_id: _builtins.str
@@ -844,6 +849,8 @@ class AuditRecord(_message.Message):
     """It passed although it was not judged."""
     choice_idx: _builtins.int
     """OUTPUT: the choice."""
+    guard_lost: _builtins.bool
+    """SENT: the guard was lost before the end of the answer."""
     prev_hash: _builtins.bytes
     """BLAKE2b-256 over prev_hash and this record without `hash`."""
     hash: _builtins.bytes
@@ -872,12 +879,13 @@ class AuditRecord(_message.Message):
         elapsed_s: _builtins.float = ...,
         fail_open: _builtins.bool = ...,
         choice_idx: _builtins.int = ...,
+        guard_lost: _builtins.bool = ...,
         prev_hash: _builtins.bytes = ...,
         hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "chain_id", b"chain_id", "choice_idx", b"choice_idx", "elapsed_s", b"elapsed_s", "fail_open", b"fail_open", "findings", b"findings", "hash", b"hash", "key_id", b"key_id", "kind", b"kind", "model_version", b"model_version", "policy", b"policy", "policy_version", b"policy_version", "prev_hash", b"prev_hash", "reason", b"reason", "released_chars", b"released_chars", "released_text_chars", b"released_text_chars", "request_id", b"request_id", "scanned_chars", b"scanned_chars", "seq", b"seq", "state", b"state", "tenant_id", b"tenant_id", "unix_us", b"unix_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "chain_id", b"chain_id", "choice_idx", b"choice_idx", "elapsed_s", b"elapsed_s", "fail_open", b"fail_open", "findings", b"findings", "guard_lost", b"guard_lost", "hash", b"hash", "key_id", b"key_id", "kind", b"kind", "model_version", b"model_version", "policy", b"policy", "policy_version", b"policy_version", "prev_hash", b"prev_hash", "reason", b"reason", "released_chars", b"released_chars", "released_text_chars", b"released_text_chars", "request_id", b"request_id", "scanned_chars", b"scanned_chars", "seq", b"seq", "state", b"state", "tenant_id", b"tenant_id", "unix_us", b"unix_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
