@@ -422,6 +422,12 @@ class TestGuard:
         opened = httpx.Response(200, text=await read(open_key))
         assert "the heron".startswith(streamed_text(closed))
         assert "guard_unavailable" in closed.text
+        fleet.guard.switches.refuse = False
+        reports = await eventually(lambda: len(fleet.guard.reports) >= 2 and fleet.guard.reports)
+        assert sorted((it.fail_open, it.guard_lost) for it in reports) == [
+            (False, True),
+            (True, True),
+        ]
         assert finish_reasons(closed) == []
         assert streamed_text(opened) == "the heron is late"
         assert finish_reasons(opened) == ["stop"]

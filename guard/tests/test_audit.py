@@ -33,8 +33,8 @@ def output(scanned: int, released: int, text: int) -> pb.AuditRecord:
     )
 
 
-def sent(chars: int, *, fail_open: bool = False) -> pb.AuditRecord:
-    return pb.AuditRecord(kind=pb.AUDIT_KIND_SENT, released_chars=chars, fail_open=fail_open)
+def sent(chars: int, **flags: bool) -> pb.AuditRecord:
+    return pb.AuditRecord(kind=pb.AUDIT_KIND_SENT, released_chars=chars, **flags)
 
 
 def test_the_chain_goes_on_after_a_restart(tmp_path: Path) -> None:
@@ -113,6 +113,9 @@ def test_only_published_records_are_forgotten(tmp_path: Path) -> None:
         # No output record at all: the guard was passed by.
         ([sent(1)], Leak.LEAK),
         ([output(3, 3, 3), sent(9, fail_open=True)], Leak.FAIL_OPEN),
+        ([sent(9, guard_lost=True)], Leak.GUARD_LOST),
+        ([output(3, 3, 3), sent(3, guard_lost=True)], None),
+        ([output(3, 4, 4), sent(4, guard_lost=True)], Leak.LEAK),
         ([sent(0)], None),
     ],
 )

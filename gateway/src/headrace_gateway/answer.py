@@ -152,6 +152,11 @@ class Answer:
         """Whether text went out without the guard, as the key allows."""
         return self._check.is_unguarded
 
+    @property
+    def lost_the_guard(self) -> bool:
+        """Whether the guard ended before the answer did."""
+        return self._check.is_lost
+
     async def run(self, deadline_s: float) -> None:
         """Answer until every choice has ended. Cancelling stops the workers.
 

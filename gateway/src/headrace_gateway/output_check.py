@@ -62,6 +62,8 @@ class OutputCheck:
         # Releases that do not come from the guard; None = no more.
         self._unguarded: asyncio.Queue[Release | None] = asyncio.Queue()
         self._is_finished = False
+        # It ended before the text did.
+        self.is_lost = False
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -108,11 +110,13 @@ class OutputCheck:
             try:
                 answer = await self._call.receive()
             except HeadraceError as error:
+                self.is_lost = True
                 self._go_on_unguarded(error)
                 break
             if answer is None:
                 if self._is_finished and not self._ends:
                     return
+                self.is_lost = True
                 self._go_on_unguarded(ReplicaLost("The guard ended early."))
                 break
             yield self._released(answer)

@@ -380,6 +380,7 @@ class RequestFlow:
                     key_id=visit.principal.key_id,
                     sent_chars=visit.answer.num_sent_chars,
                     fail_open=visit.answer.went_unguarded,
+                    guard_lost=visit.answer.lost_the_guard,
                 )
             )
 

@@ -77,6 +77,7 @@ class RecordMaker:
             key_id=report.key_id,
             released_chars=report.sent_chars,
             fail_open=report.fail_open,
+            guard_lost=report.guard_lost,
         )
 
     def _base(

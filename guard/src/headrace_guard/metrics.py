@@ -108,7 +108,8 @@ class AuditMetrics:
         self.unscanned = Counter(
             "headrace_guard_released_unscanned",
             "Requests of which more characters went out than the guard scanned and released: "
-            "leak = nobody allowed it, fail_open = the key is fail-open.",
+            "leak = nobody allowed it, fail_open = the key is fail-open, guard_lost = the guard's "
+            "own record was lost with it.",
             ["kind"],
             registry=registry,
         )

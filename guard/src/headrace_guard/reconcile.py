@@ -13,6 +13,8 @@ class Leak(Enum):
 
     LEAK = "leak"
     FAIL_OPEN = "fail_open"
+    # The guard was lost, and its record of what it had let out with it.
+    GUARD_LOST = "guard_lost"
 
 
 def leak_in(records: Sequence[pb.AuditRecord]) -> Leak | None:
@@ -28,4 +30,6 @@ def leak_in(records: Sequence[pb.AuditRecord]) -> Leak | None:
     released = sum(record.released_text_chars for record in outputs)
     if sum(record.released_chars for record in reports) <= released:
         return None
-    return Leak.FAIL_OPEN if all(record.fail_open for record in reports) else Leak.LEAK
+    if all(record.fail_open for record in reports):
+        return Leak.FAIL_OPEN
+    return Leak.GUARD_LOST if all(record.guard_lost for record in reports) else Leak.LEAK
