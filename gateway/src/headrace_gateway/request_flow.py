@@ -31,7 +31,6 @@ from headrace_common.errors import (
 )
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.telemetry import span
-from headrace_contracts.guard.v1.guard_pb2 import SentReport
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway.admission import Admission, Lease
@@ -353,7 +352,7 @@ class RequestFlow:
                 )
             )
         )
-        self._report_sent(visit)
+        self.sent_reports.tell(visit)
         if self.stories is not None:
             self.stories.add(visit, event)
         try:
@@ -369,20 +368,6 @@ class RequestFlow:
             ("output", usage.output_tokens),
         ):
             self.metrics.tokens.labels(kind).inc(count)
-
-    def _report_sent(self, visit: Visit) -> None:
-        """Let the guard compare what went out with what it let out."""
-        if visit.answer is not None:
-            self.sent_reports.add(
-                SentReport(
-                    request_id=visit.request_id,
-                    tenant_id=visit.principal.tenant_id,
-                    key_id=visit.principal.key_id,
-                    sent_chars=visit.answer.num_sent_chars,
-                    fail_open=visit.answer.went_unguarded,
-                    guard_lost=visit.answer.lost_the_guard,
-                )
-            )
 
     def _later(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run work that no cancellation of the request may reach."""

@@ -13,6 +13,7 @@ from typing import Protocol
 from headrace_common.errors import HeadraceError
 from headrace_contracts.guard.v1.guard_pb2 import SentReport
 from headrace_gateway.metrics import GatewayMetrics
+from headrace_gateway.visit import Visit
 
 MAX_WAITING = 10_000
 _RETRY_S = 1.0
@@ -39,8 +40,18 @@ class SentReports:
         self._waiting: deque[SentReport] = deque()
         self._filled = asyncio.Event()
 
-    def add(self, report: SentReport) -> None:
-        """Queue a report; never waits."""
+    def tell(self, visit: Visit) -> None:
+        """Queue the report of a request that has ended, if its answer had begun."""
+        if visit.answer is None:
+            return
+        report = SentReport(
+            request_id=visit.request_id,
+            tenant_id=visit.principal.tenant_id,
+            key_id=visit.principal.key_id,
+            sent_chars=visit.answer.num_sent_chars,
+            fail_open=visit.answer.went_unguarded,
+            guard_lost=visit.answer.lost_the_guard,
+        )
         if len(self._waiting) >= MAX_WAITING:
             self._waiting.popleft()
             self._metrics.sent_reports_dropped.inc()
