@@ -7,6 +7,7 @@ call costs a small share of a message. A caller that leaves takes nothing back t
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import itertools
 
 from google.rpc import status_pb2
@@ -70,7 +71,11 @@ class RateLimitClient:
             if self._stream is None or not self._stream.is_open:
                 if self._stream is not None:
                     await self._stream.close()
-                self._stream = _Stream(await self._session.start(_EXCHANGE))
+                # In a context of its own: the stream is no part of the request that opens it.
+                opening = asyncio.create_task(
+                    self._session.start(_EXCHANGE), context=contextvars.Context()
+                )
+                self._stream = _Stream(await opening)
             return self._stream
 
 

@@ -16,7 +16,8 @@ from headrace_common.rpc_status import to_status
 from headrace_common.telemetry import start_span
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 
-_NAME = f"{pb.DESCRIPTOR.services_by_name['RateLimit'].full_name}/Exchange"
+_SERVICE = pb.DESCRIPTOR.services_by_name["RateLimit"].full_name
+_NAMES = {name.lower(): f"{_SERVICE}/{name}" for name in ("Admit", "Settle", "Renew")}
 
 
 class Starter(Protocol):
@@ -103,7 +104,8 @@ async def exchange(
 
 def _start(calls: Starter, call: pb.LimitCall, answers: AnswerQueue) -> None:
     call_id = call.call_id
-    traced = start_span(_NAME, call.traceparent) if call.traceparent else None
+    kind = call.WhichOneof("call") or ""
+    traced = start_span(_NAMES.get(kind, kind), call.traceparent) if call.traceparent else None
 
     def finish(answer: pb.LimitAnswer) -> None:
         if traced is not None:
@@ -132,7 +134,7 @@ def _start(calls: Starter, call: pb.LimitCall, answers: AnswerQueue) -> None:
         )
 
     try:
-        match call.WhichOneof("call"):
+        match kind:
             case "admit":
                 calls.admit(call.admit, admitted)
             case "settle":
