@@ -1,0 +1,146 @@
+"""The commands about tenants, plans, prices, money and books, against a real billing service."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace_launcher.cli import run
+from headrace_testing.waiting import free_port
+
+Headrace = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A billing process without a broker."""
+    folder = tmp_path_factory.mktemp("billing")
+    port, metrics = free_port(), free_port()
+    own = {
+        "LISTEN": f"127.0.0.1:{port}",
+        "METRICS_LISTEN": f"127.0.0.1:{metrics}",
+        "DATABASE_URL": f"sqlite:///{folder}/ledger.db",
+        "KAFKA_BOOTSTRAP": f"127.0.0.1:{free_port()}",
+    }
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
+    environment |= {f"HEADRACE_BILLING_{name}": value for name, value in own.items()}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "headrace_billing"], env=environment, stdout=log, stderr=log
+        )
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{metrics}/ready", timeout=2).close()
+            break
+        except OSError:
+            time.sleep(0.1)
+    yield f"127.0.0.1:{port}"
+    process.send_signal(signal.SIGTERM)
+    process.wait(30)
+
+
+@pytest.fixture
+def headrace(
+    address: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> Headrace:
+    monkeypatch.setenv("HEADRACE_LAUNCHER_BILLING_ADDRESS", address)
+    monkeypatch.setenv("HEADRACE_LAUNCHER_STATE_DIR", str(tmp_path))
+
+    def call(*words: str) -> tuple[int, Any]:
+        code = run(list(words))
+        out = capsys.readouterr().out
+        return code, json.loads(out) if "--json" in words and out else out
+
+    return call
+
+
+def test_tenants_projects_plans_and_limits(headrace: Headrace, tmp_path: Path) -> None:
+    """Made, changed, listed; the audit knows all of it."""
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"name": "Pro", "key_limits": {"requests_per_minute": 9}}))
+    assert headrace("plans", "put", "pro", "--file", str(plan), "--json")[1]["name"] == "Pro"
+    words = ("--plan", "pro", "--prepaid", "--max-concurrent", "4", "--month-budget-usd", "1.5")
+    tenant = headrace("tenants", "create", "acme", "--name", "Acme", *words, "--json")[1]
+    assert (tenant["plan_id"], tenant["prepaid"]) == ("pro", True)
+    assert tenant["limits"]["max_concurrent"] == 4
+    assert tenant["limits"]["month_budget_nano_usd"] == 1_500_000_000
+    tenant = headrace("tenants", "update", "acme", "--no-prepaid", "--suspended", "--json")[1]
+    assert (tenant["prepaid"], tenant["suspended"], tenant["name"]) == (False, True, "Acme")
+    words = ("p1", "--tenant", "acme", "--requests-per-day", "7")
+    assert headrace("projects", "put", *words, "--json")[1]["limits"]["requests_per_day"] == 7
+    assert "p1" in headrace("projects", "list", "--tenant", "acme")[1]
+    assert "acme" in headrace("tenants", "list")[1]
+    assert "pro" in headrace("plans", "list")[1]
+    words = ("model", "--tenant", "acme", "--id", "big", "--max-concurrent", "1")
+    assert headrace("limits", "set", *words, "--json")[1]["revision"] > 1
+    actions = [it["action"] for it in headrace("audit", "--json")[1]["records"]]
+    assert {"put_plan", "create_tenant", "update_tenant", "put_project"} <= set(actions)
+    assert headrace("tenants", "update", "acme", "--plan", "nope")[0] == 1
+
+
+def test_keys_are_changed_and_rotated(headrace: Headrace) -> None:
+    """Only what is named changes; unknown scopes are refused."""
+    words = (
+        "--tenant",
+        "keys",
+        "--name",
+        "a",
+        "--scopes",
+        "usage,admin",
+        "--expires",
+        "2030-01-01",
+    )
+    made = headrace("keys", "create", *words, "--project", "p", "--json")[1]
+    key_id = made["key_id"]
+    changed = headrace("keys", "update", key_id, "--name", "b", "--json")[1]
+    assert (changed["name"], changed["scopes"]) == ("b", ["usage", "admin"])
+    assert (changed["project_id"], changed["expires_unix_s"]) == ("p", 1_893_456_000)
+    new = headrace("keys", "rotate", key_id, "--overlap-s", "60", "--json")[1]
+    assert new["api_key"] != made["api_key"]
+    assert new["key"]["overlap_until_unix_s"] > 0
+    assert headrace("keys", "update", key_id, "--scopes", "root")[0] == 1
+
+
+def test_money(headrace: Headrace) -> None:
+    """Prices, credits, invoices."""
+    words = ("--input", "3", "--output", "9", "--from-prompt-tokens", "1000", "--tier", "batch")
+    words += ("--window-from", "22:00", "--window-to", "6:30", "--weekdays", "sat,sun")
+    price = headrace("prices", "set", "m", *words, "--json")[1]
+    assert (price["window_from_minute"], price["window_to_minute"]) == (1320, 390)
+    assert (price["window_weekdays"], price["tier"]) == (0b1100000, "batch")
+    assert "m" in headrace("prices", "list")[1]
+    headrace("tenants", "create", "rich", "--json")
+    for _ in range(2):
+        grant = headrace("credits", "grant", "rich", "--id", "p1", "--usd", "2.5", "--json")[1]
+    assert grant["amount_nano_usd"] == 2_500_000_000
+    assert headrace("tenants", "balance", "rich")[0] == 0
+    balance = headrace("tenants", "balance", "rich", "--json")[1]
+    assert balance["available_nano_usd"] == 2_500_000_000
+    assert len(headrace("credits", "list", "rich", "--json")[1]["credits"]) == 1
+    invoice = headrace("invoices", "issue", "rich", "2020-01", "--json")[1]
+    assert invoice["invoice_id"] == "rich-000001"
+    assert "rich-000001" in headrace("invoices", "list", "rich")[1]
+    assert "due 0.00 USD" in headrace("invoices", "show", "rich-000001")[1]
+    assert headrace("invoices", "correct", "rich-000001", "--id", "c", "--usd", "1")[0] == 1
+    assert headrace("usage", "--tenant", "rich", "--csv")[1].startswith("day_unix_s,")
+
+
+def test_proofs(headrace: Headrace) -> None:
+    """Exit code 0 says that the books are right; without a broker the log is said to be unread."""
+    assert headrace("ledger", "verify")[0] == 0
+    code, replayed = headrace("ledger", "replay", "--json")
+    assert (code, replayed["ok"]) == (0, True)
+    code, found = headrace("ledger", "reconcile", "--json")
+    assert (code, found["log_was_read"], found["outbox"]["missing"]) == (0, False, [])
+    assert headrace("ledger", "dead-letters", "--json")[1]["total"] == 0
