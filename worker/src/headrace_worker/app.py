@@ -175,6 +175,7 @@ class WorkerApp:
         )
         self.metrics.watch(lambda: engine.load, engine.stalled_s, served.kv_capacity_tokens)
         engine.start()
+        served.constraints.prepare()
         self.state.served = served
         self.state.notify()
         if settings.cache_index_address:

@@ -10,6 +10,7 @@ from headrace_common.clock import SystemClock
 from headrace_common.errors import InvalidRequest, QueueFull
 from headrace_contracts.worker.v1 import worker_pb2 as pb
 from headrace_testing import byte_tokenizer
+from headrace_testing.waiting import eventually
 from headrace_worker.constraints import compiler as compiler_module
 from headrace_worker.constraints.compiler import ConstraintCompiler
 from headrace_worker.constraints.matcher import tokenizer_of
@@ -236,27 +237,46 @@ async def test_equal_constraints_are_compiled_once(compiler, counted):
     assert counted.outcomes == ["ok", "ok", "cached"]
 
 
-async def test_what_takes_too_long_is_refused_and_the_loop_goes_on(counted):
-    """The wait is bounded; the compilation's end is not waited for."""
+async def test_what_takes_too_long_is_refused_and_the_loop_goes_on(counted, monkeypatch):
+    """The wait is bounded; who asks again waits for the same compilation and gets it."""
+    go = threading.Event()
+    really = compiler_module._compile
+
+    def slow(*arguments):
+        go.wait(10)
+        return really(*arguments)
+
+    monkeypatch.setattr(compiler_module, "_compile", slow)
+    made = ConstraintCompiler(
+        lambda: tokenizer_of(INFO, TABLE), SystemClock(), counted, timeout_s=0.05
+    )
+    wanted = pb.OutputConstraint(regex="a")
+    with pytest.raises(InvalidRequest, match="in time"):
+        await made.compile(wanted)
+    assert counted.outcomes == ["timeout"]
+    go.set()
+    made._timeout_s = 10
+    assert await made.compile(wanted)
+    assert counted.outcomes[-1] in ("ok", "cached")
+    made.close()
+
+
+async def test_building_the_tokenizer_is_not_the_clients_time(counted):
+    """It is begun at the start; who comes before it is ready waits for it and is not refused."""
     go = threading.Event()
 
     def slow():
         go.wait(10)
         return tokenizer_of(INFO, TABLE)
 
-    made = ConstraintCompiler(slow, SystemClock(), counted, timeout_s=0.05)
-    wanted = pb.OutputConstraint(regex="a")
-    with pytest.raises(InvalidRequest, match="in time"):
-        await made.compile(wanted)
+    made = ConstraintCompiler(slow, SystemClock(), counted, timeout_s=5)
+    made.prepare()
+    asking = asyncio.ensure_future(made.compile(pb.OutputConstraint(regex="a")))
+    await asyncio.sleep(0.05)
+    assert not asking.done()
     go.set()
-    for _ in range(100):
-        try:
-            assert await made.compile(wanted)
-            break
-        except InvalidRequest:
-            continue
-    assert counted.outcomes[0] == "timeout"
-    assert counted.outcomes[-1] in ("ok", "cached")
+    assert await asking
+    assert counted.outcomes == ["ok"]
     made.close()
 
 
@@ -264,10 +284,14 @@ async def test_too_many_at_once_are_refused(counted, monkeypatch):
     """Before any work is done for them."""
     monkeypatch.setattr(compiler_module, "_MAX_PENDING", 1)
     made = ConstraintCompiler(lambda: tokenizer_of(INFO, TABLE), SystemClock(), counted)
+    go = threading.Event()
+    really = compiler_module._compile
+    monkeypatch.setattr(compiler_module, "_compile", lambda *given: go.wait(10) and really(*given))
     first = asyncio.ensure_future(made.compile(pb.OutputConstraint(regex="a")))
-    await asyncio.sleep(0)
+    await eventually(lambda: bool(made._pending), within_s=5)
     with pytest.raises(QueueFull):
         await made.compile(pb.OutputConstraint(regex="b"))
+    go.set()
     assert await first
     assert counted.outcomes == ["busy", "ok"]
     made.close()

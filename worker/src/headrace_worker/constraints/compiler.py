@@ -26,7 +26,8 @@ from headrace_worker.constraints.matcher import GuidedConstraint, told
 _MAX_KEPT = 128
 _MAX_PENDING = 32
 _NUM_THREADS = 2
-COMPILE_TIMEOUT_S = 3.0
+# llguidance's limits end what is hostile within a second or two of computing.
+COMPILE_TIMEOUT_S = 10.0
 
 
 class CompileMetrics(Protocol):
@@ -62,6 +63,10 @@ class ConstraintCompiler:
         self._pending: dict[bytes, asyncio.Future[GuidedConstraint]] = {}
         self._limits = LLParserLimits()
 
+    def prepare(self) -> None:
+        """Begin to build the tokenizer, so that the first constraint does not wait for it."""
+        self._begun_tokenizer()
+
     async def compile(self, constraint: pb.OutputConstraint) -> GuidedConstraint:
         """Return the constraint made ready.
 
@@ -74,6 +79,8 @@ class ConstraintCompiler:
             self._kept.move_to_end(key)
             self._metrics.observe_compile("cached", 0.0)
             return _or_raise(known)
+        # Not the client's to answer for, so not within its time.
+        await self._ready_tokenizer()
         started_s, outcome = self._clock.now_s(), "refused"
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -109,15 +116,19 @@ class ConstraintCompiler:
         return pending
 
     async def _build(self, constraint: pb.OutputConstraint) -> GuidedConstraint:
-        loop = asyncio.get_running_loop()
-        if self._tokenizer is None:
-            self._tokenizer = asyncio.ensure_future(
-                loop.run_in_executor(self._threads, self._make_tokenizer)
-            )
-        tokenizer = await asyncio.shield(self._tokenizer)
-        return await loop.run_in_executor(
+        tokenizer = await self._ready_tokenizer()
+        return await asyncio.get_running_loop().run_in_executor(
             self._threads, _compile, tokenizer, constraint, self._limits
         )
+
+    async def _ready_tokenizer(self) -> LLTokenizer:
+        return await asyncio.shield(self._begun_tokenizer())
+
+    def _begun_tokenizer(self) -> asyncio.Future[LLTokenizer]:
+        if self._tokenizer is None:
+            loop = asyncio.get_running_loop()
+            self._tokenizer = loop.run_in_executor(self._threads, self._make_tokenizer)
+        return self._tokenizer
 
     def _ended(self, key: bytes, done: asyncio.Future[GuidedConstraint]) -> None:
         self._pending.pop(key, None)
