@@ -20,6 +20,8 @@ TOOL: Any = {
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
 
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+
 
 async def test_a_whole_message(fleet: GatewayFleet) -> None:
     """Content, ending and usage; cached input is counted apart."""
@@ -79,6 +81,42 @@ async def test_raw_events_carry_their_names(fleet: GatewayFleet) -> None:
     assert "[DONE]" not in response.text
     assert response.headers["request-id"] == response.headers["x-request-id"]
     assert "x-headrace-replica" in response.headers
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_tool_is_called_and_its_result_is_read(
+    fleet: GatewayFleet, is_stream: bool
+) -> None:
+    """tool_use comes as a block of its own; tool_result goes back to the model."""
+    fleet.worker.script = saying("Let me see. " + CALL)
+    ask: Any = {"model": MODEL, "max_tokens": 200, "messages": SAY, "tools": [TOOL]}
+    async with fleet.anthropic() as client:
+        if is_stream:
+            async with client.messages.stream(**ask) as stream:
+                answer: Any = await stream.get_final_message()
+        else:
+            answer = await client.messages.create(**ask)
+        text, call = answer.content
+        assert text.text.strip() == "Let me see."
+        assert (call.type, call.name, call.input) == ("tool_use", "get_weather", {"city": "Bern"})
+        assert call.id.startswith("toolu_")
+        assert answer.stop_reason == "tool_use"
+        fleet.worker.script = saying("Sunny.")
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "sun", "is_error": True}
+        again = await client.messages.create(
+            model=MODEL,
+            max_tokens=50,
+            tools=[TOOL],
+            messages=[
+                *SAY,
+                {"role": "assistant", "content": answer.content},
+                {"role": "user", "content": [result, {"type": "text", "text": "And now?"}]},
+            ],
+        )
+    assert again.content[0].text == "Sunny."
+    seen = bytes(i for i in fleet.worker.requests[-1].prompt_token_ids if i < 256).decode()
+    assert "Error: sun" in seen
+    assert seen.index("Error: sun") < seen.index("And now?")
 
 
 async def test_a_stop_sequence_is_named(fleet: GatewayFleet) -> None:

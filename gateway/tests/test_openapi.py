@@ -14,6 +14,9 @@ async def test_every_example_is_answered(fleet: GatewayFleet) -> None:
     async with fleet.http() as client:
         document: Any = (await client.get("/openapi.json")).json()
         assert document["openapi"].startswith("3.1")
+        upload = await client.post(
+            "/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", b"{}")}
+        )
         num_sent = 0
         for path, operations in document["paths"].items():
             content = operations.get("post", {}).get("requestBody", {}).get("content", {})
@@ -21,10 +24,12 @@ async def test_every_example_is_answered(fleet: GatewayFleet) -> None:
             for example in body.get("examples", {}).values():
                 schema = {**body["schema"], "components": document["components"]}
                 jsonschema.validate(example["value"], schema)
+                if "input_file_id" in example["value"]:
+                    example["value"]["input_file_id"] = upload.json()["id"]
                 response = await client.post(path, json=example["value"])
                 assert response.status_code == 200, (path, example["summary"], response.text)
                 num_sent += 1
-    assert num_sent >= 13
+    assert num_sent >= 23
 
 
 async def test_errors_have_the_documented_shape(fleet: GatewayFleet) -> None:
@@ -32,8 +37,11 @@ async def test_errors_have_the_documented_shape(fleet: GatewayFleet) -> None:
     async with fleet.http() as client:
         document: Any = (await client.get("/openapi.json")).json()
         error = document["components"]["schemas"]["Error"]
-        for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
-            assert "4XX" in document["paths"][path]["post"]["responses"]
+        messages_error = document["components"]["schemas"]["MessagesError"]
+        hot = [path for path, it in document["paths"].items() if "4XX" in str(it.get("post"))]
+        assert {"/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize"} <= set(hot)
+        for path in hot:
+            of_messages = path.startswith("/v1/messages")
             response = await client.post(path, json={})
             assert response.status_code == 400
-            jsonschema.validate(response.json(), error)
+            jsonschema.validate(response.json(), messages_error if of_messages else error)

@@ -39,6 +39,10 @@ def _completion(summary: str, **fields: Any) -> Json:
     return {"summary": summary, "value": {"model": _MODEL, "max_tokens": 32, **fields}}
 
 
+def _plain(summary: str, **fields: Any) -> Json:
+    return {"summary": summary, "value": {"model": _MODEL, **fields}}
+
+
 EXAMPLES: dict[str, dict[str, Json]] = {
     "/v1/chat/completions": {
         "whole": _chat("An answer at once"),
@@ -102,5 +106,50 @@ EXAMPLES: dict[str, dict[str, Json]] = {
     },
     "/detokenize": {
         "ids": {"summary": "Ids to text", "value": {"model": _MODEL, "tokens": [72, 105]}},
+    },
+    "/v1/messages": {
+        "whole": _plain(
+            "An answer at once", messages=_ASK, max_tokens=64, system="Answer in one sentence."
+        ),
+        "stream": _plain("A stream", messages=_ASK, max_tokens=64, stream=True),
+        "tools": _plain(
+            "A tool that the model may use",
+            messages=_ASK,
+            max_tokens=64,
+            tools=[
+                {
+                    "name": "weather",
+                    "description": "Tells the weather of a city.",
+                    "input_schema": _PLACE,
+                }
+            ],
+        ),
+    },
+    "/v1/messages/count_tokens": {"count": _plain("The length of a prompt", messages=_ASK)},
+    "/v1/responses": {
+        "whole": _plain("A response that is kept", input="What is a headrace?"),
+        "stream": _plain(
+            "A stream that is not kept",
+            input=_ASK,
+            instructions="Answer in one sentence.",
+            stream=True,
+            store=False,
+            max_output_tokens=64,
+        ),
+        "background": _plain("Made in the background", input="Count to ten.", background=True),
+    },
+    "/v1/embeddings": {
+        "texts": _plain("Two texts", input=["A headrace", "A channel"], encoding_format="float"),
+        "base64": _plain("As packed numbers", input="A headrace", encoding_format="base64"),
+    },
+    "/v1/batches": {
+        "chat": {
+            "summary": "A file of chat requests",
+            "value": {
+                "input_file_id": "file-01J9ZQ3V8T6X5Y4W3V2T1S0R9Q",
+                "endpoint": "/v1/chat/completions",
+                "completion_window": "24h",
+            },
+        }
     },
 }

@@ -8,8 +8,12 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from headrace_gateway.batch_api.batch_routes import BatchBody
+from headrace_gateway.embeddings import EmbeddingsBody
+from headrace_gateway.messages_api.bodies import CountBody, MessagesBody
 from headrace_gateway.openai_bodies import ChatBody, CompletionBody
 from headrace_gateway.openapi_examples import EXAMPLES, Json
+from headrace_gateway.responses_api.bodies import ResponsesBody
 from headrace_gateway.tokenize_api import DetokenizeBody, TokenizeBody
 
 _REF = "#/components/schemas/{name}"
@@ -18,13 +22,24 @@ _BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/completions": CompletionBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": CountBody,
+    "/v1/responses": ResponsesBody,
+    "/v1/embeddings": EmbeddingsBody,
+    "/v1/batches": BatchBody,
 }
 _SUMMARIES = {
     "/v1/chat/completions": "Answer a conversation, whole or as a stream of events.",
     "/v1/completions": "Go on with a text, whole or as a stream of events.",
     "/tokenize": "Tell the ids that a prompt or a conversation is to a model.",
     "/detokenize": "Tell the text of ids.",
+    "/v1/messages": "Answer a conversation as Anthropic's SDKs ask, whole or streamed.",
+    "/v1/messages/count_tokens": "Tell how long the prompt of a message would be.",
+    "/v1/responses": "Make a response: whole, as a stream of events, or in the background.",
+    "/v1/embeddings": "Turn texts into vectors.",
+    "/v1/batches": "Run a file of requests in the gaps of other traffic, at the batch price.",
 }
+_STREAMS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 _NULLABLE = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 _ERROR: Json = {
     "type": "object",
@@ -43,6 +58,20 @@ _ERROR: Json = {
     },
 }
 
+_MESSAGES_ERROR: Json = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "request_id": {"type": "string"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
+
 
 def add_hot_paths(app: FastAPI) -> None:
     """Make /docs and /openapi.json show the generating endpoints too."""
@@ -57,9 +86,11 @@ def add_hot_paths(app: FastAPI) -> None:
             )
             by_path, components = _request_schemas()
             for path, body in by_path.items():
-                schema["paths"][path] = {"post": _operation(path, body)}
+                schema["paths"].setdefault(path, {})["post"] = _operation(path, body)
             known = schema.setdefault("components", {})
-            known.setdefault("schemas", {}).update({**components, "Error": _ERROR})
+            known.setdefault("schemas", {}).update(
+                {**components, "Error": _ERROR, "MessagesError": _MESSAGES_ERROR}
+            )
             known["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             app.openapi_schema = schema
         return app.openapi_schema
@@ -74,12 +105,12 @@ def _request_schemas() -> tuple[dict[str, Json], Json]:
 
 
 def _operation(path: str, body: Json) -> Json:
-    is_stream = path.startswith("/v1/")
+    is_stream = path in _STREAMS
     content: Json = {"application/json": {"schema": {"type": "object"}}}
     if is_stream:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     return {
-        "tags": ["generation" if is_stream else "tokens"],
+        "tags": ["generation" if is_stream else path.split("/")[-1]],
         "operationId": path.strip("/").replace("/", "_"),
         "summary": _SUMMARIES[path],
         "security": [{"key": []}],
@@ -89,12 +120,13 @@ def _operation(path: str, body: Json) -> Json:
         },
         "responses": {
             "200": {"description": "The answer, or its stream.", "content": content},
-            "4XX": _error("What to fix; `param` names the field."),
-            "5XX": _error("Try again; the message carries the request id."),
+            "4XX": _error(path, "What to fix; `param` or the message names the field."),
+            "5XX": _error(path, "Try again; the message carries the request id."),
         },
     }
 
 
-def _error(description: str) -> Json:
-    schema = {"$ref": _REF.format(name="Error")}
+def _error(path: str, description: str) -> Json:
+    name = "MessagesError" if path.startswith("/v1/messages") else "Error"
+    schema = {"$ref": _REF.format(name=name)}
     return {"description": description, "content": {"application/json": {"schema": schema}}}

@@ -27,7 +27,7 @@ WINDOW_S = 86_400
 MAX_ACTIVE = 100
 
 
-class _BatchBody(msgspec.Struct, forbid_unknown_fields=True):
+class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
     """POST /v1/batches. Any: refused."""
 
     input_file_id: Text
@@ -37,7 +37,7 @@ class _BatchBody(msgspec.Struct, forbid_unknown_fields=True):
     output_expires_after: Any = None
 
 
-_DECODER = msgspec.json.Decoder(_BatchBody)
+_DECODER = msgspec.json.Decoder(BatchBody)
 
 
 class BatchCreation:
@@ -87,7 +87,7 @@ class BatchCreation:
         return orjson.dumps(await self._batches.find(owner, batch_id))
 
 
-def _fresh(batch_id: str, asked: _BatchBody, now_s: int) -> Json:
+def _fresh(batch_id: str, asked: BatchBody, now_s: int) -> Json:
     moments = (
         "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled",
     )  # fmt: skip
