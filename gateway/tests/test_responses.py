@@ -176,6 +176,7 @@ async def test_items_become_messages(fleet: GatewayFleet) -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"include": ["file_search_call.results"]}, "include[0]"),
         ({"background": True, "store": False}, "store"),
+        ({"truncation": "auto"}, "truncation"),
         ({"max_output_tokens": 10_000_000}, "max_output_tokens"),
         ({"model": "nope"}, "model"),
     ],

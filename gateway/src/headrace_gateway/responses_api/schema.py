@@ -147,6 +147,11 @@ def _check(asked: ResponsesBody) -> None:
     for idx, include in enumerate(asked.include or ()):
         if include not in _INCLUDES:
             raise InvalidRequest(f"{include!r} is not offered.", param=f"include[{idx}]")
+    if asked.truncation == "auto":
+        raise InvalidRequest(
+            "truncation must be disabled: nothing is dropped from a conversation here.",
+            param="truncation",
+        )
     if asked.background and asked.store is False:
         raise InvalidRequest("A background response must be stored.", param="store")
     if asked.background and asked.stream:
