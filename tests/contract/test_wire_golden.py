@@ -38,6 +38,8 @@ MESSAGES: list[type[Message]] = [
     cache_index_pb2.IndexDelta,
     guard_pb2.CheckInputRequest,
     guard_pb2.CheckOutputResponse,
+    guard_pb2.AuditRecord,
+    guard_pb2.SentReport,
     ratelimit_pb2.AdmitRequest,
     ratelimit_pb2.AdmitResponse,
     ratelimit_pb2.SettleRequest,
