@@ -16,6 +16,7 @@ from headrace_common.rpc_status import to_status
 from headrace_common.telemetry import start_span
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 
+_Result = pb.AdmitResponse | pb.SettleResponse | pb.RenewResponse
 _SERVICE = pb.DESCRIPTOR.services_by_name["RateLimit"].full_name
 _NAMES = {name.lower(): f"{_SERVICE}/{name}" for name in ("Admit", "Settle", "Renew")}
 
@@ -107,44 +108,28 @@ def _start(calls: Starter, call: pb.LimitCall, answers: AnswerQueue) -> None:
     kind = call.WhichOneof("call") or ""
     traced = start_span(_NAMES.get(kind, kind), call.traceparent) if call.traceparent else None
 
-    def finish(answer: pb.LimitAnswer) -> None:
+    def done(result: _Result | HeadraceError) -> None:
         if traced is not None:
             traced.end()
+        if isinstance(result, HeadraceError):
+            answers.put(_failed(call_id, result))
+            return
+        answer = pb.LimitAnswer(call_id=call_id)
+        getattr(answer, kind).CopyFrom(result)
         answers.put(answer)
-
-    def admitted(result: pb.AdmitResponse | HeadraceError) -> None:
-        finish(
-            _failed(call_id, result)
-            if isinstance(result, HeadraceError)
-            else pb.LimitAnswer(call_id=call_id, admit=result)
-        )
-
-    def settled(result: pb.SettleResponse | HeadraceError) -> None:
-        finish(
-            _failed(call_id, result)
-            if isinstance(result, HeadraceError)
-            else pb.LimitAnswer(call_id=call_id, settle=result)
-        )
-
-    def renewed(result: pb.RenewResponse | HeadraceError) -> None:
-        finish(
-            _failed(call_id, result)
-            if isinstance(result, HeadraceError)
-            else pb.LimitAnswer(call_id=call_id, renew=result)
-        )
 
     try:
         match kind:
             case "admit":
-                calls.admit(call.admit, admitted)
+                calls.admit(call.admit, done)
             case "settle":
-                calls.settle(call.settle, settled)
+                calls.settle(call.settle, done)
             case "renew":
-                calls.renew(call.renew, renewed)
+                calls.renew(call.renew, done)
             case _:
                 raise InvalidRequest("The call does not say what it is.", param="call")
     except HeadraceError as error:
-        finish(_failed(call_id, error))
+        done(error)
 
 
 def _failed(call_id: int, error: HeadraceError) -> pb.LimitAnswer:
