@@ -38,7 +38,8 @@ class Matrix:
     def dot_transposed(self, residuals: Vector) -> Vector:
         """Multiply the transpose with a vector over rows."""
         per_value = np.repeat(residuals.astype(np.float32), np.diff(self.starts))
-        return np.bincount(self.buckets, self.values * per_value, NUM_BUCKETS)
+        sums = np.bincount(self.buckets, self.values * per_value, NUM_BUCKETS)
+        return np.asarray(sums, np.float64)
 
     def take(self, rows: NDArray[np.int64]) -> Matrix:
         """Return some of the rows."""

@@ -66,6 +66,7 @@ def test_thresholds_count_every_source_the_same() -> None:
     assert true_ratio_at(np.array([5.5, 7.0]), clean, 0.01) == 0.5
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(not _DATA.is_dir(), reason=f"the fetched sources are not at {_DATA}")
 def test_a_slice_holds_the_floor() -> None:
     """Harmful requests of a left-out source rank above clean texts."""
