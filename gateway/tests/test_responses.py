@@ -93,6 +93,17 @@ async def test_nobody_sees_anothers_response(fleet: GatewayFleet) -> None:
             await client.responses.retrieve(loose.id)
 
 
+async def test_a_key_for_usage_alone_sees_no_content(fleet: GatewayFleet) -> None:
+    """403 for responses and files that keys for inference of the same project see."""
+    meter, _ = fleet.new_key(scopes=["usage"])
+    async with fleet.openai() as client, fleet.openai(meter) as other:
+        made = await client.responses.create(model=MODEL, input="hi")
+        with pytest.raises(openai.PermissionDeniedError):
+            await other.responses.retrieve(made.id)
+        with pytest.raises(openai.PermissionDeniedError):
+            await other.files.list()
+
+
 async def test_a_response_in_the_background(fleet: GatewayFleet) -> None:
     """Told as queued at once, found completed later, billed once."""
     fleet.worker.script = saying("done")

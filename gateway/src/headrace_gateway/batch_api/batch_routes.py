@@ -12,13 +12,14 @@ from msgspec import Meta
 from headrace_common.errors import InvalidRequest, RateLimited
 from headrace_common.ids import ulid
 from headrace_gateway.answer_extras import Json
-from headrace_gateway.auth import KeyAuth, key_digest
+from headrace_gateway.auth import KeyAuth, check_scope, key_digest
 from headrace_gateway.batch_api.runner import BatchRunner
 from headrace_gateway.batch_api.stored_batches import StoredBatches
 from headrace_gateway.batch_api.stored_files import StoredFiles
 from headrace_gateway.json_body import decode
 from headrace_gateway.openai_bodies import Text
 from headrace_gateway.pages import page
+from headrace_gateway.state.owner_of import owner_of
 from headrace_gateway.state.store import Owner, StateStore
 from headrace_gateway.visit import Caller
 
@@ -72,6 +73,7 @@ class BatchCreation:
         if asked.endpoint not in self._endpoints:
             known = ", ".join(self._endpoints)
             raise InvalidRequest(f"endpoint must be one of {known}.", param="endpoint")
+        check_scope(caller.principal, "inference")
         owner = Owner.of(caller.principal)
         await self._files.find(owner, asked.input_file_id, "input_file_id")
         if await self._batches.count_active(owner) >= MAX_ACTIVE:
@@ -111,9 +113,6 @@ def batches_router(auth: KeyAuth, batches: StoredBatches, runner: BatchRunner) -
     """Return the routes, but for the one that makes a batch."""
     router = APIRouter(tags=["batches"], prefix="/v1/batches")
 
-    async def owner_of(request: Request) -> Owner:
-        return Owner.of(await auth.authenticate(request.headers.raw))
-
     @router.get("")
     async def list_batches(
         request: Request,
@@ -121,18 +120,18 @@ def batches_router(auth: KeyAuth, batches: StoredBatches, runner: BatchRunner) -
         after: str | None = None,
     ) -> Json:
         """List the project's batches, newest first."""
-        found = await batches.find_all(await owner_of(request))
+        found = await batches.find_all(await owner_of(auth, request))
         return page([_shown(one) for one in found[::-1]], limit, after)
 
     @router.get("/{batch_id}")
     async def retrieve(batch_id: str, request: Request) -> Json:
         """Tell how far a batch is."""
-        return _shown(await batches.find(await owner_of(request), batch_id))
+        return _shown(await batches.find(await owner_of(auth, request), batch_id))
 
     @router.post("/{batch_id}/cancel")
     async def cancel(batch_id: str, request: Request) -> Json:
         """End a batch early; what is answered by then can be downloaded."""
-        owner = await owner_of(request)
+        owner = await owner_of(auth, request)
         await batches.want_cancel(owner, batch_id)
         runner.wake()
         return _shown(await batches.find(owner, batch_id))

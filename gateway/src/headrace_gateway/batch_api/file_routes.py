@@ -18,7 +18,7 @@ from headrace_gateway.batch_api.stored_files import CHUNK_BYTES, StoredFiles
 from headrace_gateway.error_body import BodyTooLarge
 from headrace_gateway.http_exchange import Receive
 from headrace_gateway.pages import page
-from headrace_gateway.state.store import Owner
+from headrace_gateway.state.owner_of import owner_of
 
 _FIELDS = ("purpose", "file", "expires_after[anchor]", "expires_after[seconds]")
 # What a form's own marks add to a file.
@@ -30,13 +30,10 @@ def files_router(auth: KeyAuth, stored: StoredFiles) -> APIRouter:
     """Return the routes."""
     router = APIRouter(tags=["files"], prefix="/v1/files")
 
-    async def owner_of(request: Request) -> Owner:
-        return Owner.of(await auth.authenticate(request.headers.raw))
-
     @router.post("")
     async def upload(request: Request) -> Json:
         """Keep a file of requests for a batch (multipart/form-data: purpose, file)."""
-        owner = await owner_of(request)
+        owner = await owner_of(auth, request)
         async with _form(request, stored.limits.max_bytes) as form:
             file, ttl_s = _read_form(form)
             pieces = _pieces(file)
@@ -52,24 +49,24 @@ def files_router(auth: KeyAuth, stored: StoredFiles) -> APIRouter:
         after: str | None = None,
     ) -> Json:
         """List the project's files."""
-        found = await stored.find_all(await owner_of(request), purpose)
+        found = await stored.find_all(await owner_of(auth, request), purpose)
         return page(found if order == "asc" else found[::-1], limit, after)
 
     @router.get("/{file_id}")
     async def retrieve(file_id: str, request: Request) -> Json:
         """Describe a file."""
-        return await stored.find(await owner_of(request), file_id)
+        return await stored.find(await owner_of(auth, request), file_id)
 
     @router.get("/{file_id}/content")
     async def content(file_id: str, request: Request) -> StreamingResponse:
         """Download a file."""
-        await stored.find(await owner_of(request), file_id)
+        await stored.find(await owner_of(auth, request), file_id)
         return StreamingResponse(stored.read(file_id), media_type="application/jsonl")
 
     @router.delete("/{file_id}")
     async def delete(file_id: str, request: Request) -> Json:
         """Delete a file."""
-        await stored.delete(await owner_of(request), file_id)
+        await stored.delete(await owner_of(auth, request), file_id)
         return {"id": file_id, "object": "file", "deleted": True}
 
     return router

@@ -12,7 +12,7 @@ from headrace_gateway import error_body
 from headrace_gateway.answer import Sink
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.api_request import Endpoint
-from headrace_gateway.auth import check_model_allowed
+from headrace_gateway.auth import check_model_allowed, check_scope
 from headrace_gateway.event_stream import named_event
 from headrace_gateway.model_directory import ModelDirectory, ServedModel
 from headrace_gateway.responses_api.background import BackgroundResponses
@@ -55,6 +55,7 @@ class ResponsesDialect:
             InvalidRequest: it is wrong.
             NotFound: an earlier response is not there.
         """
+        check_scope(caller.principal, "inference")
         asked = parse(body)
         earlier: list[Json] = []
         if asked.body.previous_response_id is not None:

@@ -14,7 +14,7 @@ from headrace_gateway.auth import KeyAuth
 from headrace_gateway.pages import page
 from headrace_gateway.responses_api.background import BackgroundResponses
 from headrace_gateway.responses_api.kept import Kept, KeptResponses
-from headrace_gateway.state.store import Owner
+from headrace_gateway.state.owner_of import owner_of
 
 _CANCEL_POLLS, _CANCEL_POLL_S = 40, 0.1
 
@@ -26,7 +26,7 @@ def responses_router(
     router = APIRouter(tags=["responses"], prefix="/v1/responses/{response_id}")
 
     async def find(request: Request, response_id: str) -> Kept:
-        owner = Owner.of(await auth.authenticate(request.headers.raw))
+        owner = await owner_of(auth, request)
         return await kept.find(owner, response_id)
 
     @router.get("")
@@ -40,7 +40,7 @@ def responses_router(
     @router.delete("")
     async def delete(response_id: str, request: Request) -> Json:
         """Forget a response; a background one is stopped."""
-        owner = Owner.of(await auth.authenticate(request.headers.raw))
+        owner = await owner_of(auth, request)
         await kept.delete(owner, response_id)
         background.cancel(response_id)
         return {"id": response_id, "object": "response", "deleted": True}
