@@ -528,6 +528,16 @@ class TestRouter:
         await eventually(lambda: fleet.router.progress)
         await fleet.settled()
 
+    async def test_long_outputs_are_told_to_the_router(self, fleet: GatewayFleet) -> None:
+        """Now and then, cumulative: fairness and decode load are counted by it."""
+        await ask(fleet, content="water", max_tokens=70)
+        await eventually(
+            lambda: any(
+                m.output_tokens >= 32 for told in fleet.router.progress.values() for m in told
+            )
+        )
+        await fleet.settled()
+
     async def test_no_ready_replica_is_not_ready(self, fleet: GatewayFleet) -> None:
         """/ready says 503 when the last replica leaves; the model stays known."""
         fleet.router.set_reachable("w0", False)

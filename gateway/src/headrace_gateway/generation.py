@@ -125,7 +125,10 @@ class _Attempt(Protocol):
     queue_s: float
 
     def first_token(self, cached_tokens: int, ttft_s: float) -> None:
-        """Report progress."""
+        """Report that the prompt is computed."""
+
+    def output(self, num_tokens: int) -> None:
+        """Report how much was generated."""
 
     def end(self) -> None:
         """Give the load back."""
@@ -137,7 +140,7 @@ class _Picked:
     def __init__(self, pick: Pick) -> None:
         self.ref, self.address = pick.decision.replica, pick.decision.address
         self.queue_s = pick.decision.queue_s
-        self.first_token, self.end = pick.first_token, pick.end
+        self.first_token, self.output, self.end = pick.first_token, pick.output, pick.end
 
 
 class _Guessed:
@@ -148,6 +151,9 @@ class _Guessed:
         self.queue_s = 0.0
 
     def first_token(self, cached_tokens: int, ttft_s: float) -> None:
+        """Nobody to tell."""
+
+    def output(self, num_tokens: int) -> None:
         """Nobody to tell."""
 
     def end(self) -> None:
@@ -270,6 +276,8 @@ class Generator:
         self, job: Job, attempt: _Attempt, deadline_s: float, on_event: OnEvent, gate: Gate
     ) -> None:
         started_s = self.clock.now_s()
+        # By an earlier replica, if this one takes over.
+        num_before = job.usage.output_tokens
         calls: list[GenerateCall] = []
 
         def lose() -> None:
@@ -292,6 +300,7 @@ class Generator:
                         is_first = False
                         ttft_s = self.clock.now_s() - started_s
                         attempt.first_token(cached_tokens(job.usage), ttft_s)
+                    attempt.output(job.usage.output_tokens - num_before)
                     on_event(job, event)
                     if not job.is_done:
                         await gate()

@@ -16,6 +16,9 @@ _DECISION = method_ref(_SERVICE, "GetDecision", pb.GetDecisionRequest, pb.Decisi
 _DECISION_TIMEOUT_S = 1.0
 _WATCH = method_ref(_SERVICE, "WatchReplicas", pb.WatchReplicasRequest, pb.ReplicaList)
 
+# Generated tokens between two reports: fairness and load are counted in hundreds.
+_PROGRESS_TOKENS = 32
+
 
 class Pick:
     """A decision whose load the router counts until `end`."""
@@ -25,12 +28,21 @@ class Pick:
     ) -> None:
         self._call = call
         self.decision = decision
+        self._told_tokens = 0
 
     def first_token(self, cached_tokens: int, ttft_s: float) -> None:
         """Tell the router that the prompt is computed. A lost router is no error here."""
         with contextlib.suppress(ReplicaLost):
             progress = pb.PickProgress(first_token=True, cached_tokens=cached_tokens, ttft_s=ttft_s)
             self._call.send(pb.PickMessage(progress=progress))
+
+    def output(self, num_tokens: int) -> None:
+        """Tell the router now and then how much was generated. A lost router is no error here."""
+        if num_tokens - self._told_tokens >= _PROGRESS_TOKENS:
+            self._told_tokens = num_tokens
+            with contextlib.suppress(ReplicaLost):
+                progress = pb.PickProgress(output_tokens=num_tokens)
+                self._call.send(pb.PickMessage(progress=progress))
 
     def end(self) -> None:
         """Give the load back. Idempotent."""
