@@ -3,30 +3,51 @@
 The worker measures tokens per second over its last steps: a noisy figure, since a long prompt costs
 more per token than a short one, and the tail of a prompt takes a whole step. A replica that seems
 slower by such noise would lose the requests whose prefix it holds, so the figure is averaged over
-hundreds of reports, corrected slowly by the times to first token that were really seen, and a
-replica within a factor of 1.5 of its peers' median is taken for one of them: what counts is to be
-right about differences. In simulation the raw figure cost 16 of 96 points of requests inside
-their goal.
+hundreds of reports and corrected by the times to first token that were really seen; a replica of
+which little is known, or that is within a factor of 1.5 of its peers, is taken for one of them:
+what counts is to be right about differences. In simulation the raw figure cost 16 of 96 points of
+requests inside their goal.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from headrace_common.kv_index import ReplicaKey
 from headrace_contracts.worker.v1.worker_pb2 import LoadReport
 
-# Weight of one report, once there were many.
+# Weight of one report, and of one observed prefill of a second or more, once there were many.
 _REPORT_WEIGHT = 0.002
-# Weight of one observed prefill of a second or more, and how far correction may go.
 _LEARNING_RATE = 0.05
-_MAX_LOG_CORRECTION = math.log(4.0)
+# How far correction may go.
+_MAX_LOG_CORRECTION = math.log(32.0)
 # Below this, fixed costs outweigh the prefill and say nothing about its rate.
 _MIN_PREDICTED_S = 0.02
 # Replicas whose times differ by less are alike.
 _ALIKE_RATIO = 1.5
+# What is known of the peers weighs as much as so much evidence of a replica's own.
+_PEERS_EVIDENCE = 20.0
+_MAX_EVIDENCE = 500.0
+
+
+@dataclass(slots=True)
+class _Known:
+    """What was learned of one replica."""
+
+    # The last figure of its reports: told again and again, it is no news.
+    last_rate: float = 0.0
+    num_reports: int = 0
+    # Mean logarithm of seconds per token in its reports; None = not measured.
+    log_token_s: float | None = None
+    num_observed: int = 0
+    log_correction: float = 0.0
+
+    @property
+    def evidence(self) -> float:
+        # A time to first token that was seen says more than a report.
+        return min(self.num_reports + 10.0 * self.num_observed, _MAX_EVIDENCE)
 
 
 class PrefillPredictor:
@@ -37,35 +58,41 @@ class PrefillPredictor:
     """
 
     def __init__(self, default_tokens_per_s: float) -> None:
-        self._default_token_s = 1 / default_tokens_per_s
-        # Number of reports and mean of the logarithm of seconds per token.
-        self._measured: dict[ReplicaKey, tuple[int, float]] = {}
-        self._log_correction: dict[ReplicaKey, float] = {}
+        self._log_default_s = -math.log(default_tokens_per_s)
+        self._known: dict[ReplicaKey, _Known] = {}
 
     def observe_report(self, replica: ReplicaKey, report: LoadReport) -> None:
         """Learn from what the worker measured."""
-        if report.prefill_tokens_per_s <= 0:
+        rate = report.prefill_tokens_per_s
+        known = self._known.setdefault(replica, _Known())
+        if rate <= 0 or rate == known.last_rate:
             return
-        log_token_s = -math.log(report.prefill_tokens_per_s)
-        count, known = self._measured.get(replica, (0, 0.0))
-        weight = max(_REPORT_WEIGHT, 1 / (count + 1))
-        self._measured[replica] = count + 1, known + weight * (log_token_s - known)
+        known.last_rate = rate
+        known.num_reports += 1
+        mean = known.log_token_s or 0.0
+        weight = max(_REPORT_WEIGHT, 1 / known.num_reports)
+        known.log_token_s = mean + weight * (-math.log(rate) - mean)
 
     def observe(self, replica: ReplicaKey, predicted_s: float, observed_s: float) -> None:
         """Learn from the time that a request's first token really took."""
         if predicted_s < _MIN_PREDICTED_S or observed_s <= 0:
             return
-        known = self._log_correction.get(replica, 0.0)
-        # A short prefill mostly waits for the step under way.
-        weight = _LEARNING_RATE * min(predicted_s, 1.0)
-        moved = known + weight * math.log(observed_s / predicted_s)
-        self._log_correction[replica] = max(-_MAX_LOG_CORRECTION, min(_MAX_LOG_CORRECTION, moved))
+        known = self._known.setdefault(replica, _Known())
+        known.num_observed += 1
+        # A short prefill mostly waits for the step under way. The first ones tell most.
+        weight = min(predicted_s, 1.0) * max(_LEARNING_RATE, 1 / (known.num_observed + 1))
+        moved = known.log_correction + weight * math.log(observed_s / predicted_s)
+        known.log_correction = max(-_MAX_LOG_CORRECTION, min(_MAX_LOG_CORRECTION, moved))
 
     def usual_token_s(self, replicas: Iterable[ReplicaKey]) -> float:
-        """Return the median seconds per uncached token of a model's replicas."""
-        known = [self._own_token_s(key) for key in replicas]
-        measured = [one for one in known if one is not None]
-        return statistics.median(measured) if measured else self._default_token_s
+        """Return the mean seconds per uncached token of a model's replicas, by evidence."""
+        total = weights = 0.0
+        for key in replicas:
+            known = self._known.get(key)
+            if known is not None and known.evidence:
+                total += known.evidence * self._log_own_s(known)
+                weights += known.evidence
+        return math.exp(total / weights if weights else self._log_default_s)
 
     def token_s(self, replica: ReplicaKey, usual_s: float) -> float:
         """Return the predicted seconds per uncached prompt token.
@@ -74,22 +101,21 @@ class PrefillPredictor:
             replica: whose.
             usual_s: of its peers, from `usual_token_s`.
         """
-        own_s = self._own_token_s(replica)
-        if own_s is None or usual_s / _ALIKE_RATIO < own_s < usual_s * _ALIKE_RATIO:
+        known = self._known.get(replica)
+        if known is None or not known.evidence:
             return usual_s
-        return own_s
+        log_usual_s = math.log(usual_s)
+        difference = self._log_own_s(known) - log_usual_s
+        difference *= known.evidence / (known.evidence + _PEERS_EVIDENCE)
+        if abs(difference) < math.log(_ALIKE_RATIO):
+            return usual_s
+        return math.exp(log_usual_s + difference)
 
     def forget(self, replicas: set[ReplicaKey]) -> None:
         """Keep only what was learned of *replicas*."""
-        for known in (self._measured, self._log_correction):
-            for key in known.keys() - replicas:
-                del known[key]
+        for key in self._known.keys() - replicas:
+            del self._known[key]
 
-    def _own_token_s(self, replica: ReplicaKey) -> float | None:
-        correction = self._log_correction.get(replica)
-        _, measured = self._measured.get(replica, (0, None))
-        if measured is None:
-            if correction is None:
-                return None
-            return self._default_token_s * math.exp(correction)
-        return math.exp(measured + (correction or 0.0))
+    def _log_own_s(self, known: _Known) -> float:
+        measured = self._log_default_s if known.log_token_s is None else known.log_token_s
+        return measured + known.log_correction
