@@ -51,9 +51,13 @@ def hold(**fields: float) -> HoldPolicy:
 
 def test_hold_weighs_own_work_thrice(ask) -> None:
     """A cache hit is worth more than the time it saves this request: it saves the fleet work."""
-    busy_with_hit, idle = one("hit", backlog_s=0.09, own_s=0.0), one("idle", own_s=0.05)
-    assert hold().choose(ask(), [busy_with_hit, idle]) is busy_with_hit
-    assert hold(own_weight=0.0).choose(ask(), [busy_with_hit, idle]) is idle
+    busy_with_hit = one("hit", backlog_s=0.09, own_s=0.0)
+    other = one("other", own_s=0.05, num_requests=4)
+    assert hold().choose(ask(), [busy_with_hit, other]) is busy_with_hit
+    assert hold(own_weight=0.0).choose(ask(), [busy_with_hit, other]) is other
+    # Where nothing runs, recomputing takes nothing from anybody.
+    other.num_requests = 0
+    assert hold().choose(ask(), [busy_with_hit, other]) is other
     assert busy_with_hit.total_score == pytest.approx(-0.09)
 
 
@@ -114,7 +118,7 @@ def test_random_takes_all(ask) -> None:
 
 def test_hold_gives_a_hot_prefix_a_second_home(ask) -> None:
     """Once decoding beside all those streams costs more than computing the prefix again."""
-    holder, idle = one("holder", own_s=0.01), one("idle", own_s=0.5)
+    holder, idle = one("holder", own_s=0.01), one("idle", own_s=0.5, num_requests=4)
     holder.decode_s = 1.4
     assert hold(decode_weight=1.0).choose(ask(), [holder, idle]) is holder
     holder.decode_s = 1.6

@@ -33,6 +33,8 @@ _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 30.0
 # A waiting request is looked up in the index again after this time; what the desk itself sends
 # somewhere counts at once.
 _HITS_TTL_S = 0.1
+# A shorter prefill takes as long as the step that it shares, and says nothing about its rate.
+_MIN_TAUGHT_TOKENS = 64
 
 Outcome: TypeAlias = Choice | HeadraceError
 
@@ -183,7 +185,8 @@ class PickDesk:
         self._metrics.cached_tokens.inc(message.cached_tokens)
         if message.ttft_s > 0 and chosen.predicted_ttft_s > 0:
             self._metrics.ttft_error_ratio.observe(message.ttft_s / chosen.predicted_ttft_s)
-            self._predictor.observe(chosen.key, chosen.predicted_ttft_s, message.ttft_s)
+            if chosen.uncached_tokens >= _MIN_TAUGHT_TOKENS:
+                self._predictor.observe(chosen.key, chosen.predicted_ttft_s, message.ttft_s)
         self.notice_change()
 
     def release_all(self) -> None:

@@ -62,7 +62,7 @@ class HoldSection(_Section):
     own_weight: float = Field(default=2.0, ge=0, le=100)
     ageing_ratio: float = Field(default=0.2, ge=0, le=100)
     slack_s: float = Field(default=0.1, ge=0, le=600)
-    decode_weight: float = Field(default=0.3, ge=0, le=100)
+    decode_weight: float = Field(default=0.5, ge=0, le=100)
 
 
 class WeightedSection(_Section):

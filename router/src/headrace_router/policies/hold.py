@@ -4,7 +4,8 @@ cost = backlog + (1 + own_weight) x own + decode_weight x decode, all predicted 
 
     backlog   prefill that is queued at the replica
     own       prefill of this request's uncached tokens; weighted, since recomputing a prefix
-              takes capacity from everybody, not only from this request
+              takes capacity from everybody, not only from this request; on a replica that runs
+              little there is nobody to take it from, so the weight grows with its requests
     decode    how long its output takes beside the streams that run there: what makes a hot
               prefix get a second home while its first one is busy generating
 
@@ -25,6 +26,11 @@ from headrace_router.fleet_view import FleetView
 from headrace_router.picker import near_best, pick_one
 from headrace_router.policies.policy import NEAR_RATIO, NEAR_S
 
+# Requests at a replica from which on work there takes capacity from others in full.
+_BUSY_REQUESTS = 4
+# An idle replica counts for so busy, or a burst of equal new prompts would scatter over the fleet.
+_IDLE_RATIO = 0.25
+
 
 @dataclass(frozen=True, slots=True)
 class HoldParameters:
@@ -37,7 +43,7 @@ class HoldParameters:
     # Predicted prefill backlog at which a replica still takes a request. Seconds.
     slack_s: float = 0.1
     # What a second of decode counts against a second of backlog.
-    decode_weight: float = 0.3
+    decode_weight: float = 0.5
 
 
 class HoldPolicy:
@@ -51,7 +57,7 @@ class HoldPolicy:
     name = "hold"
 
     def __init__(self, parameters: HoldParameters, random: Random) -> None:
-        self._weight = 1 + parameters.own_weight
+        self._own_weight = parameters.own_weight
         self._decode_weight = parameters.decode_weight
         self._ageing_ratio, self._slack_s = parameters.ageing_ratio, parameters.slack_s
         self._random = random
@@ -59,7 +65,9 @@ class HoldPolicy:
     def choose(self, query: Query, candidates: Sequence[Candidate]) -> Candidate | None:
         """Return the cheapest replica, or None while it is busy."""
         costs = [
-            one.backlog_s + self._weight * one.own_s + self._decode_weight * one.decode_s
+            one.backlog_s
+            + self._weight(one.num_requests) * one.own_s
+            + self._decode_weight * one.decode_s
             for one in candidates
         ]
         for one, cost in zip(candidates, costs, strict=True):
@@ -85,7 +93,7 @@ class HoldPolicy:
             uncached_tokens = query.prompt_tokens - query.cached_tokens(hit_blocks)
             cost = (
                 one.backlog_s
-                + self._weight * uncached_tokens * one.token_s
+                + self._weight(one.load.num_requests) * uncached_tokens * one.token_s
                 + decode_weight * one.step_s
             )
             least = min(least, cost)
@@ -93,6 +101,10 @@ class HoldPolicy:
                 least_open = min(least_open, cost)
         # A little more than `near_best`, as sums round differently there.
         return least < float("inf") and least_open > least + max(NEAR_RATIO * least, NEAR_S) + 1e-6
+
+    def _weight(self, num_requests: int) -> float:
+        busy_ratio = min(num_requests / _BUSY_REQUESTS, 1.0)
+        return 1 + self._own_weight * max(busy_ratio, _IDLE_RATIO)
 
     def urgency(self, chosen: Candidate, waited_s: float) -> float:
         """Shortest own work first, with age."""
