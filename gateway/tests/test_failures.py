@@ -303,8 +303,8 @@ class TestGuard:
         await fleet.settled()
         assert fleet.usage.events == []
 
-    async def test_what_is_refused_anyway_is_looked_at_first(self, fleet: GatewayFleet) -> None:
-        """A blocked word in a tool's description or a schema is told, not just "unsupported"."""
+    async def test_tools_and_schemas_are_looked_at(self, fleet: GatewayFleet) -> None:
+        """A blocked word in a tool's description or in a schema is no way around the guard."""
         fleet.guard.blocklist = ["heron"]
         tool = {"name": "f", "description": "a heron", "parameters": {"type": "object"}}
         schema = {"name": "s", "schema": {"properties": {"heron": {}}}}
@@ -315,9 +315,7 @@ class TestGuard:
             answer = await ask(fleet, **fields)
             assert answer.json()["error"]["code"] == "content_filter"
         harmless = await ask(fleet, tools=[{"type": "function", "function": {"name": "f"}}])
-        assert harmless.status_code == 400
-        assert harmless.json()["error"]["param"] == "tools"
-        assert "not supported" in harmless.json()["error"]["message"]
+        assert harmless.status_code == 200
 
     async def test_prompt_of_ids_is_read_as_text(self, fleet: GatewayFleet) -> None:
         """Token ids are no way around the guard."""
