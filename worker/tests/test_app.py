@@ -207,6 +207,14 @@ async def test_metrics_and_readiness_over_http(tmp_path):
         text = (await asyncio.to_thread(get, "/metrics"))[1]
         assert 'headrace_worker_tokens_total{kind="decode"} 19.0' in text
         assert "headrace_worker_ttft_seconds_count 1.0" in text
+        for line in (
+            'vllm:num_requests_running{model_name="m"} 0.0',
+            'vllm:generation_tokens_total{model_name="m"} 20.0',
+            'vllm:prompt_tokens_total{model_name="m"} 25.0',
+            'vllm:time_to_first_token_seconds_count{model_name="m"} 1.0',
+            'vllm:kv_cache_usage_perc{model_name="m"}',
+        ):
+            assert line in text, line
 
 
 async def test_leaving_moves_streams_and_refuses_new_ones(tmp_path):

@@ -43,6 +43,7 @@ from headrace_worker.server import (
 )
 from headrace_worker.settings import WorkerSettings
 from headrace_worker.usage_witness import UsageWitness
+from headrace_worker.vllm_names import VllmNames
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class WorkerApp:
         self._settings, self._clock = settings, clock
         self._registry = registry
         self.metrics = WorkerMetrics(registry)
+        registry.register(VllmNames(self.metrics, settings.model_name))
         self._host = ModelHost(
             settings.model_path,
             settings.cache_dir,
@@ -213,6 +215,7 @@ class WorkerApp:
             return
         metrics.prefix_query_tokens.inc(len(request.prompt_token_ids))
         metrics.prefix_hit_tokens.inc(request.cached_tokens)
+        metrics.output_tokens.inc(request.output_tokens)
         if request.constraint is not None:
             metrics.constrained_tokens.inc(request.output_tokens)
         metrics.queue_s.observe(times.queue_s)

@@ -36,6 +36,7 @@ class WorkerMetrics:
         self.load_progress_ratio = gauge("load_progress_ratio", "Share of loading done, 0 to 1.")
         self.stalled_s = gauge("stalled_seconds", "Time without a step while work is pending.")
         self.tokens = counter("tokens", "Tokens computed, by kind: prefill or decode.", ("kind",))
+        self.output_tokens = counter("output_tokens", "Output tokens of requests that ended.")
         self.prefix_query_tokens = counter(
             "prefix_query_tokens", "Prompt tokens looked up in the prefix cache."
         )

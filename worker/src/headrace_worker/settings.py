@@ -11,7 +11,8 @@ from pydantic import Field
 from headrace_common.settings import RpcServiceSettings, config
 
 
-def _default_cache_dir() -> Path:
+def default_cache_dir() -> Path:
+    """Where prepared models are kept if nobody says otherwise."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "headrace" / "prepared"
 
@@ -34,7 +35,7 @@ class WorkerSettings(RpcServiceSettings):
         "smollm2-135m-instruct", min_length=1, max_length=200, description="Served model name."
     )
     cache_dir: Path = Field(
-        default_factory=_default_cache_dir,
+        default_factory=default_cache_dir,
         description="Folder for models prepared from GGUF files; made once, shared by workers.",
     )
     cache_index_address: str = Field(

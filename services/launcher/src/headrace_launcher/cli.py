@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from headrace_launcher.admin_options import add_admin_commands, moment, words
 from headrace_launcher.exit_codes import EXIT_OK
 from headrace_launcher.guard_options import add_guard_commands
+from headrace_launcher.service_programs import PROGRAMS, program_of, run_program
 from headrace_launcher.settings import LauncherSettings
-from headrace_launcher.simulate_command import simulate
 
 if TYPE_CHECKING:
     _Commands: TypeAlias = "argparse._SubParsersAction[ArgumentParser]"
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 Handler = Callable[[LauncherSettings, Namespace], int]
 _DOWN_TIMEOUT_S = 180.0
 # Options that stand for a setting of the same name.
-_SIMULATE = "simulate"
 _SETTINGS = ("state_dir", "host", "port", "workers", "model", "model_name")
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; return the exit code (2: the command line or a setting is wrong)."""
-    if list(arguments[:1]) == [_SIMULATE]:
-        return simulate(arguments[1:])
+    program = program_of(arguments)
+    if program is not None:
+        return run_program(*program)
     args = build_parser().parse_args(arguments)
     args.own_arguments = [word for word in arguments if word != "--detach"]
     given = {name: value for name in _SETTINGS if (value := getattr(args, name, None)) is not None}
@@ -64,9 +64,21 @@ def build_parser() -> ArgumentParser:
         model, "fetch", "bring the default model into the cache", "model_command:fetch"
     )
     fetch.add_argument("--model", type=Path, help=argparse.SUPPRESS)
-    # Listed only: its options are the simulator's own, see `run`.
-    commands.add_parser(_SIMULATE, help="compare picking policies on a trace", add_help=False)
+    _list_programs(commands)
     return parser
+
+
+def _list_programs(commands: _Commands) -> None:
+    """Show them in the help; `run` takes them before anything is parsed."""
+    groups: dict[str, _Commands] = {}
+    for command, (_, text) in PROGRAMS.items():
+        place = commands
+        for group in command[:-1]:
+            if group not in groups:
+                parser = commands.add_parser(group, help=f"the {group}'s own programs")
+                groups[group] = parser.add_subparsers(required=True, metavar="COMMAND")
+            place = groups[group]
+        place.add_parser(command[-1], help=text, add_help=False)
 
 
 def _command(commands: _Commands, name: str, text: str, handler: str) -> ArgumentParser:

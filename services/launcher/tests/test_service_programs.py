@@ -1,4 +1,4 @@
-"""`headrace simulate` hands its options on."""
+"""Commands that are programs of a service hand their options on."""
 
 import json
 from pathlib import Path
@@ -26,6 +26,14 @@ def test_wrong_options_are_the_simulators_to_refuse(capfd: pytest.CaptureFixture
     assert "no such policy" in capfd.readouterr().err
 
 
-def test_help_lists_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_workers_bench_is_one(capfd: pytest.CaptureFixture[str]) -> None:
+    """`headrace worker bench` is found by both words; a mistake is its own to tell."""
+    assert run(["worker", "bench", "no-such-file.gguf"]) == 1
+    assert "no model at no-such-file.gguf" in capfd.readouterr().err
+
+
+def test_help_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     """Like every command."""
-    assert "simulate" in build_parser().format_help()
+    text = build_parser().format_help()
+    assert "simulate" in text
+    assert "worker" in text
