@@ -43,3 +43,12 @@ def test_steps_that_only_decode_are_told_apart() -> None:
     rates.add(0, 4, 0.03)
     assert rates.decode_step_s == pytest.approx(0.025)
     assert rates.decode_step_streams == pytest.approx(3.0)
+
+
+def test_one_slow_step_is_no_slow_device() -> None:
+    """The first prompt of a worker's life takes long for reasons that do not come back."""
+    rates = StepRates()
+    rates.add(256, 0, 20.0)
+    for _ in range(2):
+        rates.add(256, 0, 1.0)
+    assert rates.prefill_tokens_per_s == pytest.approx(256.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from statistics import median
 
 _NUM_STEPS = 64
 # Few: the number of streams must be about the same in all of them.
@@ -37,8 +38,12 @@ class StepRates:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Prompt tokens computed per second."""
-        return _rate(self._prefill)
+        """Prompt tokens computed per second; the median step's, so one slow step is no slow device.
+
+        A worker's first step is one: pages are touched for the first time.
+        """
+        rates = [tokens / duration_s for tokens, duration_s in self._prefill if duration_s > 0]
+        return median(rates) if rates else 0.0
 
     @property
     def decode_tokens_per_s(self) -> float:
