@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from headrace_launcher.admin_options import add_admin_commands, moment, words
 from headrace_launcher.exit_codes import EXIT_OK
 from headrace_launcher.guard_options import add_guard_commands
+from headrace_launcher.model_catalog import MODELS
 from headrace_launcher.service_programs import PROGRAMS, program_of, run_program
 from headrace_launcher.settings import LauncherSettings
 
@@ -63,7 +64,9 @@ def build_parser() -> ArgumentParser:
     fetch = _command(
         model, "fetch", "bring the default model into the cache", "model_command:fetch"
     )
-    fetch.add_argument("--model", type=Path, help=argparse.SUPPRESS)
+    fetch.add_argument(
+        "model", type=Path, nargs="?", metavar="NAME", help=f"one of {', '.join(MODELS)}"
+    )
     _list_programs(commands)
     return parser
 
@@ -102,7 +105,10 @@ def _add_fleet_commands(commands: _Commands) -> None:
     start.add_argument("--port", type=int, help="port of the public API (default 8080)")
     start.add_argument("--workers", type=int, metavar="N", help="engine workers (default 2)")
     start.add_argument(
-        "--model", type=Path, metavar="PATH", help="GGUF file or Hugging Face folder to serve"
+        "--model",
+        type=Path,
+        metavar="PATH",
+        help="GGUF file or Hugging Face folder to serve, or the name of a model to fetch",
     )
     start.add_argument("--model-name", metavar="NAME", help="name to serve it under")
     stop = _command(commands, "down", "drain and stop the fleet", "running:down")

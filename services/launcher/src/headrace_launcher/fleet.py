@@ -18,6 +18,7 @@ from headrace_launcher.display import Display
 from headrace_launcher.first_key import FirstKey, ensure_first_key
 from headrace_launcher.fleet_view import ChildView, FleetState, FleetView, Role
 from headrace_launcher.log_file import rotate
+from headrace_launcher.model_catalog import MODELS, ensure_known_model
 from headrace_launcher.model_fetch import ModelError
 from headrace_launcher.plan import MODEL_GATE, ChildSpec, FleetOptions, num_ports, plan_fleet
 from headrace_launcher.ports import free_ports
@@ -30,6 +31,7 @@ from headrace_launcher.text import say
 from headrace_launcher.worker_progress import loading_progress
 
 _SHOW_INTERVAL_S = 0.1
+_DEFAULT_MODEL = "smollm2-135m-instruct"
 
 OnRunning = Callable[[FleetView, FirstKey], None]
 
@@ -214,19 +216,23 @@ class Fleet:
 async def fetch_model(
     settings: LauncherSettings, spawner: Spawner, report: model_fetch.Report
 ) -> Path:
-    """Return the model that the settings name; the default one is fetched if need be.
+    """Return the model that the settings name; one that is known by name is fetched if need be.
 
     Raises:
         ModelError: it does not exist or cannot be had.
     """
+    name = str(settings.model or _DEFAULT_MODEL)
     if settings.model is not None:
         model = settings.model.expanduser().absolute()
-        if not model.exists():
-            raise ModelError(f"there is no model at {model}: a GGUF file or Hugging Face folder")
-        return model
+        if model.exists():
+            return model
+        if name not in MODELS:
+            raise ModelError(
+                f"there is no model at {model}: a GGUF file or Hugging Face folder; "
+                f"or one that is fetched by its name: {', '.join(MODELS)}"
+            )
     models = settings.cache_dir / "models"
-    source = model_fetch.SMOLLM2
-    return await model_fetch.ensure_model(models, source, spawner, child_environment(), report)
+    return await ensure_known_model(models, MODELS[name], spawner, child_environment(), report)
 
 
 async def fetch_embedding(

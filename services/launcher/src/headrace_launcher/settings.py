@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
 from headrace_common.settings import ServiceSettings, config
 
@@ -32,12 +33,13 @@ class LauncherSettings(ServiceSettings):
     workers: int = Field(2, ge=1, le=64, description="Number of engine workers.")
     model: Path | None = Field(
         None,
-        description="GGUF file or Hugging Face folder; unset = SmolLM2-135M-Instruct, fetched.",
+        description="GGUF file, Hugging Face folder, or the name of a model that is fetched: "
+        "smollm2-135m-instruct (the default) or gemma3-270m.",
     )
     model_name: str = Field(
         "smollm2-135m-instruct",
         pattern=r"^[A-Za-z0-9._/-]{1,128}$",
-        description="Name under which the model is served.",
+        description="Name under which the model is served; unset = by the model's file or folder.",
     )
     redis_url: str = Field(
         "", description="Redis to use, e.g. redis://host:6379/0; empty = start valkey-server."
@@ -72,6 +74,17 @@ class LauncherSettings(ServiceSettings):
         description="A child that crashes this often in the window ends the fleet.",
     )
     crash_window_s: float = Field(60.0, gt=0, le=86_400, description="The window. Seconds.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_by_model(cls, values: Any) -> Any:  # Any: what the environment and options gave
+        # A model served under another one's name would mislead everyone who asks for it.
+        if isinstance(values, dict) and values.get("model") and not values.get("model_name"):
+            model = Path(values["model"])
+            name = model.stem if model.suffix == ".gguf" else model.name
+            clean = re.sub(r"[^a-z0-9._-]+", "-", name.lower())[:128]
+            return {**values, "model_name": clean or "model"}
+        return values
 
 
 def child_environment() -> dict[str, str]:
