@@ -1,10 +1,12 @@
 """The text that trained classifiers read: disguises undone, ordinary text as it was."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_guard.canonical import canonical
+from headrace_guard.canonical import _HAS_SPACED, _LEET_WORD, _SPACED, canonical
 from headrace_testing.guard_plans import fullwidth
 
 _TEXT = st.text(
@@ -71,3 +73,13 @@ def test_every_character_has_a_place_in_the_original(text: str) -> None:
     assert places == sorted(places)
     assert places == [view.origin(idx) for idx in range(len(view.text))]
     assert all(0 <= place < len(text) for place in places)
+
+
+@given(st.text(st.sampled_from("abZ19 .-_\n@$!|x"), max_size=40))
+@settings(max_examples=150, deadline=None)
+def test_the_fast_engine_finds_what_the_definition_says(text: str) -> None:
+    """Lone letters are never overlooked; a leet word is a sign with a letter somewhere behind."""
+    assert (_HAS_SPACED.search(text.encode()) is None) == (_SPACED.search(text) is None)
+    signs = "[A-Za-z013457@$!|]*[013457@$!|][A-Za-z013457@$!|]*[A-Za-z]"
+    found = [word.span() for word in _LEET_WORD.finditer(text.encode())]
+    assert found == [word.span() for word in re.finditer(signs, text)]

@@ -8,6 +8,8 @@ from headrace_guard.normalise import (
     NO_LEFTS,
     Mode,
     Window,
+    _Builder,
+    _view_by_pieces,
     fold,
     map_character,
     next_lefts,
@@ -137,3 +139,19 @@ def test_hidden_characters_are_counted() -> None:
     """What any view leaves out counts."""
     assert Window("a" + "\u200b" * 5 + "b  c").num_hidden_chars() == 6
     assert Window("plain").num_hidden_chars() == 0
+
+
+@given(st.text(st.sampled_from("aB ,\t\n\r"), max_size=30), st.sampled_from(["", "x", " "]))
+@settings(max_examples=100, deadline=None)
+def test_runs_of_spaces_collapse_as_they_do_piece_by_piece(text: str, left: str) -> None:
+    """The short way for plain text gives the view that the long way gives."""
+    by_pieces = _view_by_pieces(text, _Builder(Mode.DROPPED, True, left), True)
+    assert view_of(text, Mode.DROPPED, is_folded=True, left=left) == by_pieces
+
+
+@given(_TEXT, st.sampled_from(["", "x", " "]))
+@settings(max_examples=60, deadline=None)
+def test_the_word_view_is_the_folded_view_of_lookalikes(text: str, left: str) -> None:
+    """Whether or not it was made before for another purpose."""
+    window = Window(text, ("", "", "", "", left))
+    assert window.word_view() == view_of(text, Mode.LOOKALIKE, is_folded=True, left=left)

@@ -52,6 +52,7 @@ _CONTROL = re2.compile(rb"[^\t\n\r -~]")
 _IRREGULAR_RUN = re.compile(r"[^\t\n\r -~]+")
 _IRREGULAR_OR_SPACES = re.compile(r"\s{2,}|[^\t\n\r -~]+")
 _SPACES = re.compile(r"\s{2,}")
+_RUN_OF_SPACES = re.compile("  +")
 _ONE_SPACE = str.maketrans("\t\n\r", "   ")
 
 
@@ -214,8 +215,8 @@ def view_of(text: str, mode: Mode, is_folded: bool, left: str = "") -> View:
         if not is_folded:
             return View(text, left)
         folded = text.translate(_ONE_SPACE).lower()
-        if "  " not in folded and not (folded[:1] == " " and left.isspace()):
-            return View(folded, left)
+        if not (folded[:1] == " " and left.isspace()):
+            return View(folded, left) if "  " not in folded else _collapsed(folded, left)
     else:
         mapped = _map_one_to_one(text, mode, is_folded)
         if mapped is not None and not (is_folded and _needs_collapsing(mapped, left)):
@@ -226,6 +227,25 @@ def view_of(text: str, mode: Mode, is_folded: bool, left: str = "") -> View:
 def is_regular(text: str) -> bool:
     """Whether *text* is printable ASCII and common white space only."""
     return text.isascii() and _CONTROL.search(text.encode()) is None
+
+
+def _collapsed(text: str, left: str) -> View:
+    # Of each run of spaces the first one stays; the same as piece by piece, but much faster.
+    pieces: list[str] = []
+    starts, origins = [0], [0]
+    length, done = 0, 0
+    for run in _RUN_OF_SPACES.finditer(text):
+        begin, end = run.span()
+        pieces.append(text[done : begin + 1])
+        length += begin + 1 - done
+        done = end
+        starts.append(length)
+        origins.append(end)
+    if done == len(text):
+        del starts[-1], origins[-1]
+    else:
+        pieces.append(text[done:])
+    return View("".join(pieces), left, tuple(starts), tuple(origins), (1,) * len(starts))
 
 
 def _needs_collapsing(text: str, left: str) -> bool:
@@ -303,9 +323,13 @@ class Window:
 
     def word_view(self) -> View:
         """The folded view with other scripts' letters read as ASCII."""
-        return view_of(
-            self.text, Mode.LOOKALIKE, is_folded=True, left=self.lefts[Mode.LOOKALIKE.value]
-        )
+        left = self.lefts[Mode.LOOKALIKE.value]
+        if self._is_regular:
+            # All modes agree on the text.
+            for view in self.folded_views():
+                if view.left == left:
+                    return view
+        return view_of(self.text, Mode.LOOKALIKE, is_folded=True, left=left)
 
     def num_hidden_chars(self) -> int:
         """Characters that some view leaves out: invisible ones, accents, repeated white space."""
@@ -324,8 +348,12 @@ class Window:
         return views
 
     @cached_property
+    def _is_regular(self) -> bool:
+        return is_regular(self.text)
+
+    @cached_property
     def _modes(self) -> list[Mode]:
-        if is_regular(self.text):
+        if self._is_regular:
             # All modes agree on the text; what came before may differ.
             if self.lefts.count(self.lefts[0]) == len(self.lefts):
                 return _ANY_MODE
