@@ -212,6 +212,8 @@ class CascadeModels:
     def _matches(self, scored: list[_Scored], asked: Asked) -> list[Match]:
         matches: dict[str, Match] = {}
         for one in scored:
+            if not _may_hit(one, asked):
+                continue
             for category, share in self._categories(one):
                 point = asked.points.get(category)
                 if point is None:
@@ -255,6 +257,12 @@ class CascadeModels:
         if point is not Point.ALL and score < scale.thresholds[point]:
             return []
         return [Match(0, num_chars, OFF_TOPIC, f"embedding.topic/{self.version}", score, 0)]
+
+
+def _may_hit(scored: _Scored, asked: Asked) -> bool:
+    """Whether a text can reach any point asked for; most do not, and need no hazard told."""
+    lowest = min(scored.thresholds[point] for point in asked.points.values())
+    return Point.ALL in asked.points.values() or scored.probability >= lowest
 
 
 def _heads(trust: Trust, asked: Asked) -> frozenset[str]:
