@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,37 +42,66 @@ class LinearHeads:
     def __init__(
         self, weights: NDArray[np.float32], biases: NDArray[np.float32], names: Sequence[str]
     ) -> None:
-        self._weights = np.ascontiguousarray(weights, np.float32)
+        # One row a head: what a text needs of it then lies in few pages.
+        self._weights = np.ascontiguousarray(weights.T, np.float32)
         self._biases, self._names = biases, tuple(names)
 
     def peaks(self, text: str, wanted: frozenset[str]) -> dict[str, Peak]:
         """Return each wanted head's highest window."""
         found = features(text)
-        sums = np.zeros((len(self._names), found.num_chars + 1))
-        counts = np.zeros(found.num_chars + 1)
-        if len(found.buckets):
-            gained = self._weights.take(found.buckets, axis=0)
-            length = found.num_chars
-            for column, name in enumerate(self._names):
-                if name in wanted and length:
-                    at = np.bincount(found.positions, gained[:, column], length)
-                    np.cumsum(at[:length], out=sums[column, 1:])
-            if length:
-                np.cumsum(np.bincount(found.positions, None, length)[:length], out=counts[1:])
-        return {
-            name: _peak(sums[column], counts, float(self._biases[column]), cut_of(name))
-            for column, name in enumerate(self._names)
-            if name in wanted
-        }
+        buckets = found.buckets.astype(np.intp)
+        grids: dict[Cut, _Grid] = {}
+        peaks: dict[str, Peak] = {}
+        for column, name in enumerate(self._names):
+            if name not in wanted:
+                continue
+            cut = cut_of(name)
+            grid = grids.get(cut)
+            if grid is None:
+                grid = grids[cut] = _Grid(found, cut)
+            gained = self._weights[column].take(buckets)
+            peaks[name] = grid.peak(gained, float(self._biases[column]))
+        return peaks
 
 
-def _peak(sums: NDArray[np.float64], counts: NDArray[np.float64], bias: float, cut: Cut) -> Peak:
-    windows = np.array(spans(len(sums) - 1, cut))
-    begins, ends = windows[:, 0], windows[:, 1]
-    sizes = np.sqrt(np.maximum(counts[ends] - counts[begins], 1.0))
-    logits = (sums[ends] - sums[begins]) / sizes + bias
-    best = int(np.argmax(logits))
-    return Peak(float(logits[best]), int(begins[best]), int(ends[best]))
+class _Grid:
+    """Where the windows of a text begin and end, and which features lie between two such places.
+
+    Features are summed between neighbouring places once; windows, which overlap, add these up.
+    """
+
+    def __init__(self, found: Features, cut: Cut) -> None:
+        windows = np.array(spans(found.num_chars, cut), np.int32)
+        self._begins, self._ends = windows[:, 0], windows[:, 1]
+        places = np.unique(windows)
+        self._first, self._last = places.searchsorted(self._begins), places.searchsorted(self._ends)
+        groups = pairwise((0, *found.groups))
+        # One row a group: the index of the first feature at or behind each place.
+        at = np.array(
+            [start + found.positions[start:end].searchsorted(places) for start, end in groups]
+        )
+        self._at, self._is_empty = at[:, :-1].ravel(), at[:, :-1] == at[:, 1:]
+        self._num_groups = len(at)
+        counts = at.sum(axis=0)
+        num_features = counts[self._last] - counts[self._first]
+        self._sizes = np.sqrt(np.maximum(num_features, 1.0))
+
+    def peak(self, gained: NDArray[np.float32], bias: float) -> Peak:
+        """Return the window with the highest logit, by what each feature gains."""
+        logits = self._sums(gained) / self._sizes + bias
+        best = int(np.argmax(logits))
+        return Peak(float(logits[best]), int(self._begins[best]), int(self._ends[best]))
+
+    def _sums(self, gained: NDArray[np.float32]) -> NDArray[np.float64]:
+        if not len(gained) or not len(self._at):
+            return np.zeros(len(self._begins))
+        # `reduceat` wants indices inside, and gives one feature where there is none.
+        padded = np.append(gained, np.float32(0))
+        parts = np.add.reduceat(padded, self._at, dtype=np.float64)
+        parts = parts.reshape(self._num_groups, -1)
+        parts[self._is_empty] = 0.0
+        sums = np.concatenate(([0.0], np.cumsum(parts.sum(axis=0))))
+        return sums[self._last] - sums[self._first]
 
 
 def within(found: Features, begin: int, end: int) -> NDArray[np.int32]:

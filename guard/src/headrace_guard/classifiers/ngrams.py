@@ -36,72 +36,71 @@ _IS_WORD = _word_table()
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Features of one text, by position.
+    """Features of one text: one group a kind, and by position within a group.
 
     Args:
         buckets: what each hashes to.
         positions: index of the character at which each begins.
         num_chars: length of the text.
+        groups: where each group ends.
     """
 
     buckets: NDArray[np.int32]
     positions: NDArray[np.int32]
     num_chars: int
+    groups: tuple[int, ...]
 
 
 def features(text: str) -> Features:
     """Return the features of a folded text (case folded, single spaces)."""
     codes = np.frombuffer(f" {text} ".encode("utf-32-le", "surrogatepass"), np.uint32)
-    hashes: list[NDArray[np.uint32]] = []
-    places: list[NDArray[np.int32]] = []
-    products = [codes * prime for prime in _CHAR_PRIMES]
-    for size in CHAR_SIZES:
-        num = len(codes) - size + 1
-        if num <= 0:
-            continue
-        total = np.full(num, size, np.uint32)
-        for offset in range(size):
-            total += products[offset][offset : offset + num]
-        hashes.append(total)
-        places.append(np.arange(num, dtype=np.int32))
-    _add_words(codes, hashes, places)
-    if not hashes:
-        return Features(np.empty(0, np.int32), np.empty(0, np.int32), len(text))
-    mixed = np.concatenate(hashes)
+    grams = _chars(codes)
+    words, begins = _words(codes)
+    # The space put before the text has no position of its own.
+    places = np.arange(-1, len(text), dtype=np.int32)
+    places[0] = 0
+    kinds = [(gram, places[: len(gram)]) for gram in grams]
+    kinds += [(hashes, begins[: len(hashes)]) for hashes in _phrases(words)]
+    mixed = np.concatenate([hashes for hashes, _ in kinds])
     mixed ^= mixed >> np.uint32(15)
     mixed *= _MIX
-    buckets = (mixed >> _SHIFT).astype(np.int32)
-    # The space put before the text has no position of its own.
-    positions = np.clip(np.concatenate(places) - 1, 0, max(len(text) - 1, 0))
-    return Features(buckets, positions.astype(np.int32), len(text))
+    mixed >>= _SHIFT
+    positions = np.concatenate([where for _, where in kinds])
+    groups = tuple(np.cumsum([len(hashes) for hashes, _ in kinds]).tolist())
+    return Features(mixed.view(np.int32), positions, len(text), groups)
 
 
-def _add_words(
-    codes: NDArray[np.uint32],
-    hashes: list[NDArray[np.uint32]],
-    places: list[NDArray[np.int32]],
-) -> None:
-    is_word = _IS_WORD[np.minimum(codes, len(_IS_WORD) - 1)]
-    edges = np.flatnonzero(is_word[1:] != is_word[:-1]) + 1
-    # Text is padded with spaces, so edges come in pairs: begin, end.
-    begins, ends = edges[::2], edges[1::2]
+def _chars(codes: NDArray[np.uint32]) -> list[NDArray[np.uint32]]:
+    """Return the hashes of the runs of each size, one a position."""
+    grams: list[NDArray[np.uint32]] = []
+    total = codes * _CHAR_PRIMES[0]
+    for size in range(2, max(CHAR_SIZES) + 1):
+        num = max(len(codes) - size + 1, 0)
+        total = total[:num] + codes[size - 1 :] * _CHAR_PRIMES[size - 1]
+        if size in CHAR_SIZES:
+            grams.append(total + np.uint32(size))
+    return grams
+
+
+def _words(codes: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
+    """Return each word's hash and the position at which it begins."""
+    is_word = _IS_WORD.take(codes, mode="clip")
+    edges = np.flatnonzero(is_word[1:] != is_word[:-1])
+    # Text is padded with spaces, so edges come in pairs: begin, end. The padding has no position.
+    begins, lengths = edges[::2], edges[1::2] - edges[::2]
     if not len(begins):
-        return
-    lengths = ends - begins
-    inside = np.flatnonzero(is_word)
-    offsets = np.arange(len(inside)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    kept = np.minimum(offsets, _MAX_WORD_CHARS - 1)
-    terms = (codes[inside] + np.uint32(0x9E37)) * _POWERS[kept]
-    words = np.add.reduceat(terms, np.cumsum(lengths) - lengths, dtype=np.uint32)
+        return np.empty(0, np.uint32), np.empty(0, np.int32)
+    firsts = np.cumsum(lengths) - lengths
+    letters = codes[is_word]
+    offsets = np.arange(len(letters)) - np.repeat(firsts, lengths)
+    terms = (letters + np.uint32(0x9E37)) * _POWERS.take(offsets, mode="clip")
+    words = np.add.reduceat(terms, firsts, dtype=np.uint32)
     words ^= words >> np.uint32(13)
-    places_of_words = begins.astype(np.int32)
-    hashes.append(words)
-    places.append(places_of_words)
-    if len(words) > 1:
-        pairs = words[:-1] * _PAIR + (words[1:] ^ _TRIPLE)
-        hashes.append(pairs)
-        places.append(places_of_words[:-1])
-    if len(words) > 2:
-        triples = (words[:-2] * _PAIR + words[1:-1]) * _TRIPLE + words[2:]
-        hashes.append(triples)
-        places.append(places_of_words[:-2])
+    return words, begins.astype(np.int32)
+
+
+def _phrases(words: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], ...]:
+    """Return the hashes of single words, pairs and triples, each by its first word."""
+    pairs = words[:-1] * _PAIR + (words[1:] ^ _TRIPLE)
+    triples = (words[:-2] * _PAIR + words[1:-1]) * _TRIPLE + words[2:]
+    return words, pairs, triples
