@@ -96,3 +96,16 @@ def test_the_least_used_goes_first_and_no_text_is_kept() -> None:
     long = Part("x" * (MAX_CHARS + 1), Trust.USER)
     cache.put(cache.key(scope, long), long, PartResult())
     assert cache.get(cache.key(scope, long)) is None
+
+
+def test_the_keys_own_words_part_the_entries() -> None:
+    """However a list is cut into words; one that means the same shares them."""
+    cache = VerdictCache(2)
+    lists = [("ab", "c"), ("a", "bc"), ("abc",), ("C", "ab"), ()]
+    plans = [
+        plan(input_='blocklist = "block"', terms=terms, direction=Direction.INPUT)
+        for terms in lists
+    ]
+    scopes = [cache.scope("t", made, "v") for made in plans]
+    assert len(set(scopes)) == 4
+    assert scopes[0] == scopes[3]

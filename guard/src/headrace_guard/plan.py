@@ -27,7 +27,7 @@ class Plan:
         holding: classifiers whose findings must not get out (block, redact).
         watching: classifiers whose findings only are reported.
         asked: what trained classifiers are asked; None = nothing.
-        terms: the key's own blocklist.
+        terms_id: tells the key's own blocklist from any other; "" = it has none.
     """
 
     policy: Policy
@@ -36,7 +36,7 @@ class Plan:
     watching: tuple[Classifier, ...]
     asked: Asked | None = None
     # Of a key's own blocklist; part of what a verdict depends on.
-    terms: tuple[str, ...] = ()
+    terms_id: str = ""
 
     @property
     def looks(self) -> bool:
@@ -95,8 +95,8 @@ class Planner:
             return plan
         blocklist = self._blocklists.get(key_terms)
         if _holds(action):
-            return replace(plan, holding=(blocklist, *plan.holding), terms=key_terms)
-        return replace(plan, watching=(blocklist, *plan.watching), terms=key_terms)
+            return replace(plan, holding=(blocklist, *plan.holding), terms_id=blocklist.terms_id)
+        return replace(plan, watching=(blocklist, *plan.watching), terms_id=blocklist.terms_id)
 
 
 def plans_of(policies: Mapping[str, Policy]) -> Plans:

@@ -42,7 +42,7 @@ class VerdictCache:
             plan.policy.version,
             plan.direction.value,
             model_version,
-            *plan.terms,
+            plan.terms_id,
         ):
             data = field.encode("utf-8", "surrogatepass")
             digest.update(len(data).to_bytes(4, "little") + data)

@@ -11,6 +11,7 @@ would be found by chance.
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -51,6 +52,7 @@ class Blocklist:
         if self.max_term_chars > MAX_TERM_CHARS:
             raise BlocklistTooLargeError(f"a term is longer than {MAX_TERM_CHARS} characters")
         self.num_chars = sum(map(len, folded))
+        self.terms_id = _terms_id(folded)
         self._first_chars = frozenset(term[0] for term in folded)
         self._automaton = _automaton(folded)
         compact = {"".join(filter(str.isalnum, term)) for term in folded}
@@ -130,6 +132,12 @@ class Blocklist:
             ):
                 return reading.view.origin(start)
         return len(window.text)
+
+
+def _terms_id(terms: list[str]) -> str:
+    lengths = ",".join(str(len(term)) for term in terms)
+    data = f"{lengths}:{''.join(terms)}".encode("utf-8", "surrogatepass")
+    return hashlib.sha256(data).hexdigest()
 
 
 def _automaton(terms: list[str]) -> Any:  # Any: the extension has no types
