@@ -7,7 +7,6 @@ not decoded, and `Decoding.is_complete` says so.
 
 from __future__ import annotations
 
-import base64
 import binascii
 import codecs
 import re
@@ -86,9 +85,10 @@ def _found(text: str) -> Iterator[tuple[int, int, str, str]]:
     data = text.encode("ascii", "replace")
     for kind, pattern, decode in _KINDS:
         for found in pattern.finditer(data):
-            shown = decode(found.group())
+            start, end = found.span()
+            shown = decode(data[start:end])
             if shown is not None:
-                yield found.start(), found.end(), kind, shown
+                yield start, end, kind, shown
     if "\u202e" in text or "\u2067" in text:
         for turned in _TURNED.finditer(text):
             yield turned.start(), turned.end(), "bidi", turned.group(1)[::-1]
@@ -107,7 +107,7 @@ def _from_base64(run: bytes) -> str | None:
     digits = run.translate(_BASE64_DIGITS, b"\r\n=")
     usable = digits[: len(digits) - (len(digits) % 4 == 1)]
     try:
-        return _readable(base64.b64decode(usable + b"=" * (-len(usable) % 4)))
+        return _readable(binascii.a2b_base64(usable + b"=" * (-len(usable) % 4)))
     except binascii.Error:
         return None
 
