@@ -54,9 +54,7 @@ def _defined(text: str) -> list[tuple[int, int]]:
     for size in (3, 4, 5):
         for at in range(len(padded) - size + 1):
             run = zip(padded[at : at + size], _PRIMES, strict=False)
-            number = size + sum(
-                ord(char) * prime for char, prime in zip(run, _PRIMES, strict=False)
-            )
+            number = size + sum(ord(char) * prime for char, prime in run)
             found.append((max(at - 1, 0), _bucket(number & _MASK)))
     words, places = [], []
     for is_word, run in groupby(enumerate(text), lambda pair: pair[1].isalnum() or pair[1] in "'_"):
