@@ -67,8 +67,4 @@ class Moderator:
         judged = await self._models.judge(window, Trust.USER, every, deadline)
         for match in judged.matches:
             by_category[match.category] = max(by_category.get(match.category, 0.0), match.score)
-        hits = await self._models.judge(
-            window, Trust.USER, Asked(dict.fromkeys(_ASKED, Point.BALANCED)), deadline
-        )
-        flagged |= {match.category for match in hits.matches}
-        return Scores(by_category, frozenset(flagged), judged.missed or hits.missed)
+        return Scores(by_category, frozenset(flagged | judged.balanced), judged.missed)

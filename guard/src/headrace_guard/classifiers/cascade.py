@@ -74,6 +74,8 @@ class _Scored:
     vector: Vector | None
     stage: str
     thresholds: Mapping[Point, float]
+    # With each one's share of the probability; made on demand.
+    categories: list[tuple[str, float]] | None = None
 
 
 class CascadeModels:
@@ -143,7 +145,7 @@ class CascadeModels:
         matches = self._matches(scored, asked)
         if off_topic is not None:
             matches += self._off_topic(off_topic, len(text), asked)
-        return Judged(matches, missed)
+        return Judged(matches, missed, self._balanced(scored, asked))
 
     async def _run(self, text: str, work: Callable[[], T]) -> T:
         return work() if len(text) <= INLINE_CHARS else await self._threads.run(work)
@@ -224,6 +226,16 @@ class CascadeModels:
                     matches[category] = self._match(one, category, score)
         return sorted(matches.values())
 
+    def _balanced(self, scored: list[_Scored], asked: Asked) -> frozenset[str]:
+        return frozenset(
+            category
+            for one in scored
+            if one.probability >= one.thresholds[Point.BALANCED]
+            for category, share in self._categories(one)
+            if category in asked.points
+            and one.probability * share >= one.thresholds[Point.BALANCED]
+        )
+
     def _match(self, scored: _Scored, category: str, score: float) -> Match:
         seen = scored.seen
         start, end = seen.reading.span(seen.peak.begin, seen.peak.end)
@@ -231,6 +243,11 @@ class CascadeModels:
         return Match(start, end, category, detector, score, start)
 
     def _categories(self, scored: _Scored) -> list[tuple[str, float]]:
+        if scored.categories is None:
+            scored.categories = self._shared_out(scored)
+        return scored.categories
+
+    def _shared_out(self, scored: _Scored) -> list[tuple[str, float]]:
         head = scored.seen.head
         if head == TOXICITY:
             return [(TOXICITY, 1.0)]

@@ -94,10 +94,12 @@ class Judged:
         matches: hits at or above their operating point. `start` and `end` are the stretch that
             scored highest, `score` is the calibrated score, `detector` has stage and version.
         missed: why some category could not be judged; what was found stands.
+        balanced: categories of `matches` at or above `Point.BALANCED`, whatever was asked for.
     """
 
     matches: list[Match] = field(default_factory=list)
     missed: Reason | None = None
+    balanced: frozenset[str] = frozenset()
 
 
 class TextModels(Protocol):
