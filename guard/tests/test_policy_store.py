@@ -4,10 +4,11 @@ import os
 import tomllib
 from pathlib import Path
 
+import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from headrace_common.errors import InvalidRequest, NotFound
+from headrace_common.errors import InvalidRequest, NotFound, StaleVersion
 from headrace_guard.classifiers.blocklist import BlocklistCache
 from headrace_guard.metrics import GuardMetrics
 from headrace_guard.plan import Planner
@@ -71,8 +72,9 @@ async def test_an_old_version_is_not_overwritten(tmp_path: Path) -> None:
     book, _ = book_over(tmp_path)
     first = await book.put("mine", OWN, "")
     second = await book.put("mine", OWN.replace("heron", "stork"), first.version)
-    with pytest.raises(InvalidRequest, match="Another version"):
+    with pytest.raises(StaleVersion, match="Another version") as raised:
         await book.put("mine", OWN, first.version)
+    assert raised.value.grpc_code is grpc.StatusCode.FAILED_PRECONDITION
     assert book.get("mine").version == second.version
 
 

@@ -5,6 +5,7 @@
     HeadraceError
       InvalidRequest            INVALID_REQUEST      INVALID_ARGUMENT     400
         ContextTooLong          CONTEXT_TOO_LONG     INVALID_ARGUMENT     400
+        StaleVersion            STALE_VERSION        FAILED_PRECONDITION  412, admin APIs
       UnknownKey                UNKNOWN_KEY          UNAUTHENTICATED      401
         KeyRevoked              KEY_REVOKED          UNAUTHENTICATED      401
       ModelNotAllowed           MODEL_NOT_ALLOWED    PERMISSION_DENIED    403
@@ -81,6 +82,15 @@ class ContextTooLong(InvalidRequest):
 
     reason = "CONTEXT_TOO_LONG"
     public_code = "context_length_exceeded"
+
+
+class StaleVersion(InvalidRequest):
+    """A change was made to another version than the one in force; read it again first."""
+
+    reason = "STALE_VERSION"
+    grpc_code = grpc.StatusCode.FAILED_PRECONDITION
+    http_status = 412
+    public_code = "stale_version"
 
 
 class UnknownKey(HeadraceError):
