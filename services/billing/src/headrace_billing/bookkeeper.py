@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sqlalchemy import Connection, select
 
@@ -35,7 +36,8 @@ from headrace_billing.ledger import (
 from headrace_billing.open_requests import forget_open, keep_open
 from headrace_billing.price_store import load_price_book
 from headrace_billing.prices import PriceBook
-from headrace_common.database import add_or_insert, insert_new
+from headrace_common.bulk_rows import add_rows, insert_missing_rows, insert_new_rows, insert_rows
+from headrace_common.database import insert_new
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import ENDING_SWEPT, UsageEvent, WorkerUsage
 
@@ -53,8 +55,7 @@ class BatchResult:
     witnesses: int = 0
 
 
-@dataclass(frozen=True)
-class Incoming:
+class Incoming(NamedTuple):
     """An event with the message it came in; the sweeper's own came in none."""
 
     event: UsageEvent
@@ -155,15 +156,12 @@ class Bookkeeper:
         repeated += [booking for key, booking in bookings.items() if key not in new]
         _book_new(connection, [bookings[key] for key in bookings if key in new])
         if self._exports:
-            ids = [request_id for request_id, kind in new if kind == CLOSED]
-            rows = [{"request_id": it, "exported_unix_s": 0} for it in ids]
-            insert_new(connection, schema.exports, rows)
+            rows = [(request_id, 0) for request_id, kind in new if kind == CLOSED]
+            insert_missing_rows(connection, schema.exports, rows)
         result.duplicates += len(repeated)
-        for key in new:
-            if key[1] == OPENED:
-                result.opened += 1
-            else:
-                result.closed += 1
+        num_opened = sum(kind == OPENED for _, kind in new)
+        result.opened += num_opened
+        result.closed += len(new) - num_opened
         findings = [
             ("amount_mismatch", booking, _mismatch_text(booking))
             for key, booking in bookings.items()
@@ -200,62 +198,45 @@ def _insert_events(
     connection: Connection, bookings: Iterable[Booking], source: str
 ) -> set[EventKey]:
     rows = [
-        {
-            "request_id": it.event.request_id,
-            "kind": int(it.event.kind),
-            "tenant_id": it.event.tenant_id,
-            "key_id": it.event.key_id,
-            "source": source,
-            "amount_nano_usd": it.amount_nano_usd,
-            "payload": it.event.SerializeToString(),
-        }
+        (
+            it.event.request_id,
+            int(it.event.kind),
+            it.event.tenant_id,
+            it.event.key_id,
+            source,
+            it.amount_nano_usd,
+            it.event.SerializeToString(),
+        )
         for it in bookings
     ]
-    return {(row.request_id, row.kind) for row in insert_new(connection, schema.usage_events, rows)}
+    return {(key[0], key[1]) for key in insert_new_rows(connection, schema.usage_events, rows)}
 
 
 def _book_new(connection: Connection, bookings: Sequence[Booking]) -> None:
     entries = [it.entry for it in bookings if it.entry is not None]
-    if entries:
-        connection.execute(
-            schema.entries.insert(),
-            [
-                {
-                    "request_id": it.request_id,
-                    "kind": it.kind,
-                    "amount_nano_usd": it.amount_nano_usd,
-                }
-                for it in entries
-            ],
-        )
-    postings = [(it.request_id, posting) for it in entries for posting in it.postings]
-    if postings:
-        connection.execute(
-            schema.postings.insert(),
-            [
-                {
-                    "request_id": request_id,
-                    "account": posting.account,
-                    "amount_nano_usd": posting.amount_nano_usd,
-                }
-                for request_id, posting in postings
-            ],
-        )
-    changes: dict[str, int] = {}
-    for _, posting in postings:
-        changes[posting.account] = changes.get(posting.account, 0) + posting.amount_nano_usd
-    add_or_insert(
+    insert_rows(
         connection,
-        schema.balances,
-        [{"account": name, "amount_nano_usd": changes[name]} for name in sorted(changes)],
+        schema.entries,
+        [(it.request_id, it.kind, it.amount_nano_usd) for it in entries],
     )
+    postings = [
+        (it.request_id, account, amount) for it in entries for account, amount in it.postings
+    ]
+    insert_rows(connection, schema.postings, postings)
+    changes: dict[str, int] = {}
+    for _, account, amount in postings:
+        changes[account] = changes.get(account, 0) + amount
+    add_rows(connection, schema.balances, sorted(changes.items()))
     days = DailySums()
     for it in bookings:
         if it.entry is not None:
             days.add(it.event, admitted_unix_s(it.event), it.amounts)
-    add_or_insert(connection, schema.daily_usage, list(days.rows()))
-    keep_open(connection, [it.event for it in bookings if it.entry is None])
-    forget_open(connection, [it.request_id for it in entries])
+    add_rows(connection, schema.daily_usage, list(days.values()))
+    opened = {it.event.request_id: it.event for it in bookings if it.entry is None}
+    closed = {it.request_id for it in entries}
+    # What began and ended in this batch was never written down as open.
+    keep_open(connection, [event for key, event in opened.items() if key not in closed])
+    forget_open(connection, closed - opened.keys())
 
 
 Finding = tuple[str, Booking, str]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import add
 
 from headrace_billing.prices import Amounts, cached_tokens, standard_tier, uncached_tokens
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
@@ -58,15 +59,18 @@ class DailySums:
             amounts.output_nano_usd,
         )
         before = self.sums.get(key)
-        self.sums[key] = (
-            list(values) if before is None else [a + b for a, b in zip(before, values, strict=True)]
-        )
+        self.sums[key] = list(values) if before is None else list(map(add, before, values))
 
     def merge(self, other: DailySums) -> None:
         """Add all of *other*."""
         for key, values in other.sums.items():
             before = self.sums.get(key, [0] * len(values))
             self.sums[key] = [a + b for a, b in zip(before, values, strict=True)]
+
+    def values(self) -> Iterator[tuple[str | int, ...]]:
+        """Yield the rows of the table as they lie in it, in order of keys."""
+        for key in sorted(self.sums):
+            yield (*key, *self.sums[key])
 
     def rows(self) -> Iterator[Mapping[str, str | int]]:
         """Yield the rows of the table, in order of keys."""

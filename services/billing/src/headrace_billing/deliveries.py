@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 from sqlalchemy import Connection, select
@@ -28,8 +27,7 @@ _MAX_INT64 = 2**63 - 1
 _MAX_ERROR_CHARS = 500
 
 
-@dataclass(frozen=True)
-class Delivery:
+class Delivery(NamedTuple):
     """One message as the log gave it."""
 
     topic: str

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from headrace_billing.daily import DailySums
 from headrace_billing.key_rules import is_clean_text
@@ -36,22 +37,22 @@ CLOSED = UsageEvent.KIND_CLOSED
 MAX_AMOUNT_NANO_USD = 10**15
 MAX_UNIX_US = 253_402_300_799_999_999
 _MAX_ID_CHARS = 128
+# In the order of the fields of `Amounts`.
+_REVENUE_CLASSES = ("input", "cached_input", "cache_write", "output")
 
 
 class BadEventError(Exception):
     """An event that can never be booked; the text says why."""
 
 
-@dataclass(frozen=True)
-class Posting:
+class Posting(NamedTuple):
     """One side of an entry. Positive = debit. Nano-USD."""
 
     account: str
     amount_nano_usd: int
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """The one terminal entry of a request."""
 
     request_id: str
@@ -64,8 +65,7 @@ class Entry:
         return "captured" if self.amount_nano_usd else "voided"
 
 
-@dataclass(frozen=True)
-class Booking:
+class Booking(NamedTuple):
     """An event as it goes into the books."""
 
     # As booked: price version settled, usage replaced by the witness's where nobody closed it.
@@ -95,14 +95,9 @@ def book(event: UsageEvent, prices: PriceBook, witness: TokenUsage | None = None
         BadEventError: it can never be booked.
     """
     check_event(event)
-    booked = UsageEvent()
-    booked.CopyFrom(event)
-    # 0 = the gateway did not say. Written down, so that a later price cannot change a recount.
-    booked.price_version = min(event.price_version or prices.version, prices.version)
     is_swept = event.ending == usage_pb2.ENDING_SWEPT
-    if event.kind == CLOSED and is_swept and witness is not None and _is_consistent(witness):
-        booked.usage.CopyFrom(witness)
-        booked.estimated = False
+    is_witnessed = event.kind == CLOSED and is_swept and witness is not None
+    booked = _settled(event, prices.version, witness if is_witnessed else None)
     amounts = _price(booked, prices)
     if event.kind == OPENED:
         return Booking(booked, None, amounts)
@@ -119,17 +114,27 @@ def check_event(event: UsageEvent) -> None:
     """
     if event.kind not in (OPENED, CLOSED):
         raise BadEventError(f"kind {event.kind} is neither OPENED nor CLOSED")
+    _check_ids(event)
+    if max(event.occurred_unix_us, event.deadline_unix_us, event.admitted_unix_us) > MAX_UNIX_US:
+        names = ("occurred_unix_us", "deadline_unix_us", "admitted_unix_us")
+        late = next(name for name in names if getattr(event, name) > MAX_UNIX_US)
+        raise BadEventError(f"{late} lies after the year 9999")
+    if not _is_consistent(event.usage):
+        raise BadEventError("token counts contradict one another: a part exceeds its whole")
+
+
+def _check_ids(event: UsageEvent) -> None:
+    needed = (event.request_id, event.tenant_id, event.model)
+    together = "".join(needed) + event.project_id + event.key_id
+    # The usual case at one stroke: what holds for the whole holds for every part.
+    if all(needed) and together.isascii() and is_clean_text(together, _MAX_ID_CHARS):
+        return
     for name in ("request_id", "tenant_id", "model"):
         if not getattr(event, name):
             raise BadEventError(f"{name} is empty")
     for name in ("request_id", "tenant_id", "project_id", "key_id", "model"):
         if not is_clean_text(getattr(event, name), _MAX_ID_CHARS):
             raise BadEventError(f"{name} is too long or holds control characters")
-    for name in ("occurred_unix_us", "deadline_unix_us", "admitted_unix_us"):
-        if getattr(event, name) > MAX_UNIX_US:
-            raise BadEventError(f"{name} lies after the year 9999")
-    if not _is_consistent(event.usage):
-        raise BadEventError("token counts contradict one another: a part exceeds its whole")
 
 
 def best_witness(usages: Iterable[WorkerUsage]) -> TokenUsage | None:
@@ -218,6 +223,23 @@ def _is_consistent(usage: TokenUsage) -> bool:
     return usage.reasoning_tokens <= usage.output_tokens
 
 
+def _settled(event: UsageEvent, newest_version: int, witness: TokenUsage | None) -> UsageEvent:
+    """Return the event as it is booked: itself, or a copy where something must be filled in."""
+    # 0 = the gateway did not say. Written down, so that a later price cannot change a recount.
+    version = min(event.price_version or newest_version, newest_version)
+    if witness is not None and not _is_consistent(witness):
+        witness = None
+    if witness is None and version == event.price_version:
+        return event
+    booked = UsageEvent()
+    booked.CopyFrom(event)
+    booked.price_version = version
+    if witness is not None:
+        booked.usage.CopyFrom(witness)
+        booked.estimated = False
+    return booked
+
+
 def _price(event: UsageEvent, prices: PriceBook) -> Amounts:
     try:
         row = prices.find(
@@ -237,12 +259,12 @@ def _price(event: UsageEvent, prices: PriceBook) -> Amounts:
 
 def _entry(event: UsageEvent, amounts: Amounts) -> Entry:
     total = amounts.total_nano_usd
-    revenue = (
-        ("input", amounts.input_nano_usd),
-        ("cached_input", amounts.cached_input_nano_usd),
-        ("cache_write", amounts.cache_write_nano_usd),
-        ("output", amounts.output_nano_usd),
+    if not total:
+        return Entry(event.request_id, 0, ())
+    names = zip(_REVENUE_CLASSES, amounts, strict=True)
+    revenue = [
+        Posting(f"revenue:{event.model}:{name}", -amount) for name, amount in names if amount
+    ]
+    return Entry(
+        event.request_id, total, (Posting(f"receivable:{event.tenant_id}", total), *revenue)
     )
-    postings = [Posting(f"receivable:{event.tenant_id}", total)]
-    postings += [Posting(f"revenue:{event.model}:{name}", -amount) for name, amount in revenue]
-    return Entry(event.request_id, total, tuple(p for p in postings if p.amount_nano_usd))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace_contracts.billing.v1 import billing_pb2
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
@@ -70,11 +71,12 @@ class PriceRow:
             return False
         if 0 < self.effective_to_unix_s <= at_unix_s:
             return False
-        return not any(self.window) or _in_window(at_unix_s, *self.window)
+        if not (self.window_from_minute or self.window_to_minute or self.window_weekdays):
+            return True
+        return _in_window(at_unix_s, *self.window)
 
 
-@dataclass(frozen=True)
-class Amounts:
+class Amounts(NamedTuple):
     """What each class of tokens costs. Nano-USD."""
 
     input_nano_usd: int
