@@ -183,7 +183,8 @@ async def test_a_database_that_is_away_loses_nothing(
 
     async def failing(work: Callable[[Connection], object]) -> object:
         nonlocal left
-        if left:
+        # Taking and renewing shares is not a batch; it is tried again by the consumer's supervisor.
+        if left and work.__qualname__.startswith("UsageConsumer._book"):
             left -= 1
             if left == 0:
                 await real(work)
