@@ -31,6 +31,7 @@ class BookingNews(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     RELEASED_FIELD_NUMBER: _builtins.int
     WHOLE_FIELD_NUMBER: _builtins.int
+    BIDS_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     """One life of one router; drawn at its start."""
     whole: _builtins.bool
@@ -45,6 +46,10 @@ class BookingNews(_message.Message):
 
     @_builtins.property
     def released(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def bids(self) -> _containers.RepeatedCompositeFieldContainer[Global___Bid]:
+        """New since the last message, in order. A bid that is not repeated is void after 50 ms."""
+
     def __init__(
         self,
         *,
@@ -53,14 +58,49 @@ class BookingNews(_message.Message):
         started: _abc.Iterable[_builtins.int] | None = ...,
         released: _abc.Iterable[_builtins.int] | None = ...,
         whole: _builtins.bool = ...,
+        bids: _abc.Iterable[Global___Bid] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["booked", b"booked", "released", b"released", "router_id", b"router_id", "started", b"started", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bids", b"bids", "booked", b"booked", "released", b"released", "router_id", b"router_id", "started", b"started", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BookingNews: _TypeAlias = BookingNews  # noqa: Y015
+
+@_typing.final
+class Bid(_message.Message):
+    """A router's wish to let a waiting request go to a replica that has an opening. The least bid wins."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    CLASS_ORDER_FIELD_NUMBER: _builtins.int
+    URGENCY_FIELD_NUMBER: _builtins.int
+    WITHDRAWN_FIELD_NUMBER: _builtins.int
+    class_order: _builtins.int
+    """Class of service, negative: the higher class goes first."""
+    urgency: _builtins.float
+    """The policy's urgency: the lowest goes first."""
+    withdrawn: _builtins.bool
+    """True: the request went another way; the other fields but `replica` say nothing."""
+    @_builtins.property
+    def replica(self) -> _types_pb2.ReplicaRef: ...
+    def __init__(
+        self,
+        *,
+        replica: _types_pb2.ReplicaRef | None = ...,
+        class_order: _builtins.int = ...,
+        urgency: _builtins.float = ...,
+        withdrawn: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_order", b"class_order", "replica", b"replica", "urgency", b"urgency", "withdrawn", b"withdrawn"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Bid: _TypeAlias = Bid  # noqa: Y015
 
 @_typing.final
 class Booking(_message.Message):
