@@ -87,6 +87,7 @@ class RouterApp:
             Random(settings.random_seed),  # noqa: S311 - spreads load, guards nothing
             self.metrics,
         )
+        self._desk.bid(self.bookings.exchange.bids)
         self._dispatcher = Dispatcher(self._desk, clock)
         self.table.on_change(self._desk.notice_change)
         self.table.on_change(self._describe_replicas)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from headrace_common.clock import Clock
 from headrace_common.kv_index import ReplicaKey, pack_ints, short_ints
 from headrace_contracts.router.v1.bookings_pb2 import Booking, BookingNews
+from headrace_router.bids import Bid, Bids
 from headrace_router.load_guard import LoadBook, LoadGuard
 
 WHOLE_EVERY_S = 0.5
@@ -56,6 +57,7 @@ class BookingExchange:
         self._next_id = 1
         self._pending = BookingNews(router_id=router_id)
         self._peers: dict[str, _Peer] = {}
+        self.bids = Bids(router_id, clock, lambda: bool(self._peers), self._tell_bid)
         loads.listen(self)
 
     # What the load book tells.
@@ -82,7 +84,7 @@ class BookingExchange:
     def take_news(self) -> BookingNews | None:
         """Return what is new since the last call, or None."""
         news, self._pending = self._pending, BookingNews(router_id=self._router_id)
-        return news if news.booked or news.started or news.released else None
+        return news if _num_changes(news) else None
 
     def whole(self) -> BookingNews:
         """Return everything under way; what is pending is part of it."""
@@ -115,6 +117,9 @@ class BookingExchange:
             peer.guards[number].first_token(now_s)
         for number in peer.guards.keys() & set(news.released):
             peer.guards.pop(number).release()
+        for told in news.bids:
+            bid = None if told.withdrawn else Bid(told.class_order, told.urgency)
+            self.bids.hear(news.router_id, ReplicaKey.of(told.replica), bid)
 
     def expire(self) -> None:
         """Forget peers that have been silent."""
@@ -159,11 +164,21 @@ class BookingExchange:
         if not booking.uncached_tokens:
             guard.first_token(now_s)
 
+    def _tell_bid(self, replica: ReplicaKey, bid: Bid | None) -> None:
+        told = self._pending.bids.add(replica=replica.to_ref(), withdrawn=bid is None)
+        if bid is not None:
+            told.class_order, told.urgency = bid
+        self._changed()
+
     def _changed(self) -> None:
         pending = self._pending
-        if len(pending.booked) + len(pending.started) + len(pending.released) > _MAX_PENDING:
+        if _num_changes(pending) > _MAX_PENDING:
             self._pending = BookingNews(router_id=self._router_id)
         self._on_news()
+
+
+def _num_changes(news: BookingNews) -> int:
+    return len(news.booked) + len(news.started) + len(news.released) + len(news.bids)
 
 
 def _booking(number: int, guard: LoadGuard, chain: Sequence[int]) -> Booking:

@@ -56,6 +56,8 @@ class Candidate:
     # KV that requests hold, and how much there is; 0 = not told.
     kv_tokens: int = 0
     kv_capacity_tokens: int = 0
+    # Another router may fill its opening: requests that would go there wait.
+    is_withheld: bool = False
     # For explanations.
     scores: dict[str, float] = field(default_factory=dict)
     total_score: float = 0.0

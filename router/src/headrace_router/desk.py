@@ -16,6 +16,7 @@ from headrace_common.clock import Clock
 from headrace_common.errors import HeadraceError, QueueFull
 from headrace_common.kv_index import ReplicaKey
 from headrace_contracts.router.v1.router_pb2 import PickProgress
+from headrace_router.bids import BID_TTL_S, Bid, Bids, unopposed
 from headrace_router.candidate import BATCH, Query
 from headrace_router.decode_prediction import DecodePredictor
 from headrace_router.fairness import VirtualCounters
@@ -26,7 +27,7 @@ from headrace_router.pick import Choice, Pipeline
 from headrace_router.policies.policy import Policy
 from headrace_router.policy_file import PolicyFile
 from headrace_router.prediction import PrefillPredictor
-from headrace_router.queue import ModelQueue, Waiting
+from headrace_router.queue import ModelQueue, Release, Waiting
 from headrace_router.shadow import Shadow
 
 _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 30.0
@@ -114,6 +115,7 @@ class PickDesk:
         self._policies: dict[str, tuple[Policy, Policy | None]] = {}
         self._mean_own_s = 0.1
         self._listener: Callable[[], None] = lambda: None
+        self._bids = unopposed(clock)
         section = policy_file.fairness
         self.counters = VirtualCounters(section.output_weight, section.slack_tokens)
         self._file = policy_file
@@ -121,6 +123,10 @@ class PickDesk:
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call *listener* when a pass over the queues may release something."""
         self._listener = listener
+
+    def bid(self, bids: Bids) -> None:
+        """Bid against other routers from now on."""
+        self._bids = bids
 
     def use(self, policy_file: PolicyFile) -> None:
         """Go on by another policy file. Waiting requests stay; bounds count for newcomers."""
@@ -154,10 +160,11 @@ class PickDesk:
         try:
             view = self._pipeline.view(query.model, now_s)
             choice = self._choose(query, view)
-            if choice is not None:
+            if choice is not None and not self._must_bid(query, choice, max_wait_s):
                 self._book(ticket, choice, now_s)
             else:
-                self._admit(query, view)
+                if choice is None:
+                    self._admit(query, view)
                 self._enqueue(ticket, max_wait_s, now_s)
         except HeadraceError as error:
             self._metrics.refusals.labels(error.reason).inc()
@@ -202,6 +209,10 @@ class PickDesk:
         deadlines = [queue.next_deadline_s() for queue in self._queues.values()]
         return min((one for one in deadlines if one is not None), default=None)
 
+    def next_bid_s(self) -> float | None:
+        """Return the time until a bid is decided; None = there is none."""
+        return self._bids.next_s()
+
     def num_waiting(self) -> int:
         """Count the requests in all queues."""
         return sum(len(queue) for queue in self._queues.values())
@@ -218,7 +229,9 @@ class PickDesk:
             release = queue.next_release(partial(self._try_choose, view, failed), now_s)
             for one, error in failed.items():
                 self._fail(one, error)
-            if release is not None:
+            if release is not None and not self._wins(release, now_s):
+                view.withhold(release.choice.chosen.key)
+            elif release is not None:
                 self._leave_queue(release.waiting)
                 release.waiting.on_leave(release.choice)
                 key = release.choice.chosen.key
@@ -226,6 +239,20 @@ class PickDesk:
                 self._note_coming(queue, view, key, release.waiting.query.chain)
             elif not failed:
                 return
+
+    def _must_bid(self, query: Query, choice: Choice, max_wait_s: float | None) -> bool:
+        """Whether a newcomer queues although a replica is open; nobody waits for an idle one."""
+        is_hasty = max_wait_s is not None and max_wait_s <= BID_TTL_S
+        if is_hasty or not self._file.queue.max_waiting_per_model:
+            return False
+        if query.model in self._queues:
+            return self._bids.is_contested(is_queueing=True)
+        return choice.chosen.num_requests > 0 and self._bids.is_contested(is_queueing=False)
+
+    def _wins(self, release: Release, now_s: float) -> bool:
+        one, choice = release.waiting, release.choice
+        urgency = choice.policy.urgency(choice.chosen, one.waited_s(now_s))
+        return self._bids.wins(choice.chosen.key, one, Bid(-one.priority, urgency))
 
     def _try_choose(
         self, view: FleetView, failed: dict[Waiting, HeadraceError], one: Waiting
@@ -238,7 +265,8 @@ class PickDesk:
         if policy.must_wait(one.query, view, one.hits):
             return None
         try:
-            return self._choose(one.query, view, one.hits)
+            choice = self._choose(one.query, view, one.hits)
+            return None if choice is None or choice.chosen.is_withheld else choice
         except HeadraceError as error:
             failed[one] = error
             return None
@@ -333,6 +361,7 @@ class PickDesk:
             self._tidy(model)
         ticket.waiting = waiting
         if victim is not None:
+            self._bids.withdraw(victim)
             victim.on_leave(self._full())
             self._metrics.refusals.labels(QueueFull.reason).inc()
         self._metrics.waiting.set(self.num_waiting())
@@ -344,6 +373,7 @@ class PickDesk:
         one.on_leave(error)
 
     def _leave_queue(self, one: Waiting) -> None:
+        self._bids.withdraw(one)
         queue = self._queues.get(one.query.model)
         if queue is not None:
             queue.remove(one)

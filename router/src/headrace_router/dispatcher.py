@@ -100,4 +100,8 @@ class Dispatcher:
 
     def _time_to_next_pass_s(self) -> float | None:
         first = self.desk.next_deadline_s()
-        return None if first is None else min(first - self._clock.now_s(), _IDLE_PASS_S)
+        if first is None:
+            return None
+        bid_s = self.desk.next_bid_s()
+        wait_s = _IDLE_PASS_S if bid_s is None else max(bid_s - _MIN_PASS_S, 0.0)
+        return min(first - self._clock.now_s(), wait_s)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace_common.kv_index import ReplicaKey
 from headrace_router.filters import NO_ROOM
 from headrace_router.load_guard import Load
 from headrace_router.replicas import Replica
@@ -25,6 +26,8 @@ class ReplicaView:
     token_s: float
     backlog_s: float
     step_s: float
+    # Another router may fill its opening; no request of this one goes there in this pass.
+    is_withheld: bool = False
 
 
 @dataclass(slots=True)
@@ -46,6 +49,12 @@ class FleetView:
         return min(
             (one.backlog_s for one in self.replicas if not one.filtered_by), default=float("inf")
         )
+
+    def withhold(self, key: ReplicaKey) -> None:
+        """Let nothing go to a replica in this pass."""
+        for one in self.replicas:
+            if one.replica.key == key:
+                one.is_withheld = True
 
     def is_hopeless(self) -> bool:
         """Whether no replica would take a request even with room."""

@@ -162,6 +162,7 @@ def _candidates(query: Query, view: FleetView, hits: Sequence[int]) -> list[Cand
                 num_requests=load.num_requests,
                 kv_tokens=load.kv_tokens,
                 kv_capacity_tokens=one.replica.report.kv_capacity_tokens,
+                is_withheld=one.is_withheld,
             )
         )
     return candidates

@@ -73,12 +73,19 @@ class HoldPolicy:
         for one, cost in zip(candidates, costs, strict=True):
             one.total_score = -cost
         equals = near_best(candidates, costs, ratio=NEAR_RATIO, least=NEAR_S)
-        open_ones = [one for one in equals if one.backlog_s <= self._slack_s and one.has_kv_room()]
+        open_ones = [
+            one
+            for one in equals
+            if one.backlog_s <= self._slack_s and not one.is_withheld and one.has_kv_room()
+        ]
         return pick_one(query, open_ones, self._random) if open_ones else None
 
     def may_release(self, view: FleetView) -> bool:
         """Only to a replica with little backlog."""
-        return view.least_backlog_s() <= self._slack_s
+        return any(
+            one.backlog_s <= self._slack_s and not one.is_withheld and not one.filtered_by
+            for one in view.replicas
+        )
 
     def must_wait(self, query: Query, view: FleetView, hits: Sequence[int]) -> bool:
         """The same costs as in `choose`, without room for KV and without explanations."""
@@ -97,7 +104,7 @@ class HoldPolicy:
                 + decode_weight * one.step_s
             )
             least = min(least, cost)
-            if one.backlog_s <= self._slack_s:
+            if one.backlog_s <= self._slack_s and not one.is_withheld:
                 least_open = min(least_open, cost)
         # A little more than `near_best`, as sums round differently there.
         return least < float("inf") and least_open > least + max(NEAR_RATIO * least, NEAR_S) + 1e-6

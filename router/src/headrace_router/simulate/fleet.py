@@ -12,6 +12,7 @@ from headrace_common.kv_index import ReplicaKey
 from headrace_contracts.cache_index.v1.cache_index_pb2 import IndexDelta
 from headrace_contracts.router.v1.router_pb2 import PickProgress
 from headrace_contracts.worker.v1.worker_pb2 import WORKER_STATE_READY, LoadReport
+from headrace_router.bids import Bid, Bids
 from headrace_router.candidate import Query
 from headrace_router.desk import Outcome, Ticket
 from headrace_router.load_guard import LoadGuard
@@ -108,6 +109,9 @@ class SimulatedFleet:
             SimulatedRouter(events, [one.key for one in news], policy_file, scenario.seed + idx)
             for idx in range(scenario.num_routers)
         ]
+        self._bids: dict[str, Bids] = {}
+        if scenario.share_bookings and scenario.num_routers > 1:
+            self._let_bid()
         for one in news:
             self._beat(one)
         self.num_open = 0
@@ -166,6 +170,19 @@ class SimulatedFleet:
                     self.events.after(
                         self._scenario.booking_delay_s, partial(journey.book_at, other)
                     )
+
+    def _let_bid(self) -> None:
+        """Let the routers bid against one another for each opening."""
+        for idx, router in enumerate(self.routers):
+            name = f"r{idx}"
+            self._bids[name] = Bids(name, self.events, lambda: True, partial(self._tell_bid, name))
+            router.desk.bid(self._bids[name])
+
+    def _tell_bid(self, name: str, replica: ReplicaKey, bid: Bid | None) -> None:
+        for other, bids in self._bids.items():
+            if other != name:
+                hear = partial(bids.hear, name, replica, bid)
+                self.events.after(self._scenario.booking_delay_s, hear)
 
     def dispatch(self, worker_id: str, job: Job) -> None:
         """Send a request to its worker."""

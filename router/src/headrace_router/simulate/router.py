@@ -31,7 +31,6 @@ from headrace_router.speculative import InFlightBlocks
 MODEL: Final = "simulated"
 # As the dispatcher: passes over the queue are this far apart.
 _MIN_PASS_S = 0.003
-_IDLE_PASS_S = 0.25
 
 
 class SimulatedRouter:
@@ -118,3 +117,6 @@ class SimulatedRouter:
     def _pass(self) -> None:
         self._is_pass_due, self._last_pass_s = False, self._events.now_s()
         self.desk.release_all()
+        wait_s = self.desk.next_bid_s()
+        if wait_s is not None:
+            self._events.after(wait_s, self._plan_pass)
