@@ -50,18 +50,17 @@ class LinearHeads:
         """Return each wanted head's highest window."""
         found = features(text)
         buckets = found.buckets.astype(np.intp)
-        grids: dict[Cut, _Grid] = {}
+        columns = {name: column for column, name in enumerate(self._names) if name in wanted}
         peaks: dict[str, Peak] = {}
-        for column, name in enumerate(self._names):
-            if name not in wanted:
-                continue
-            cut = cut_of(name)
-            grid = grids.get(cut)
-            if grid is None:
-                grid = grids[cut] = _Grid(found, cut)
-            gained = self._weights[column].take(buckets)
-            peaks[name] = grid.peak(gained, float(self._biases[column]))
-        return peaks
+        for cut in {cut_of(name) for name in columns}:
+            names = [name for name in columns if cut_of(name) == cut]
+            # The last column stays zero, see `_Grid`.
+            gained = np.zeros((len(names), len(buckets) + 1), np.float32)
+            for row, name in zip(gained, names, strict=True):
+                self._weights[columns[name]].take(buckets, out=row[:-1], mode="clip")
+            biases = [float(self._biases[columns[name]]) for name in names]
+            peaks.update(zip(names, _Grid(found, cut).peaks(gained, biases), strict=True))
+        return {name: peaks[name] for name in columns}
 
 
 class _Grid:
@@ -81,27 +80,35 @@ class _Grid:
             [start + found.positions[start:end].searchsorted(places) for start, end in groups]
         )
         self._at, self._is_empty = at[:, :-1].ravel(), at[:, :-1] == at[:, 1:]
-        self._num_groups = len(at)
         counts = at.sum(axis=0)
         num_features = counts[self._last] - counts[self._first]
         self._sizes = np.sqrt(np.maximum(num_features, 1.0))
 
-    def peak(self, gained: NDArray[np.float32], bias: float) -> Peak:
-        """Return the window with the highest logit, by what each feature gains."""
-        logits = self._sums(gained) / self._sizes + bias
-        best = int(np.argmax(logits))
-        return Peak(float(logits[best]), int(self._begins[best]), int(self._ends[best]))
+    def peaks(self, gained: NDArray[np.float32], biases: Sequence[float]) -> list[Peak]:
+        """Return each head's window with the highest logit.
+
+        Args:
+            gained: what each feature gains, one row a head; a zero behind the last one.
+            biases: one a head.
+        """
+        logits = self._sums(gained) / self._sizes + np.array(biases)[:, np.newaxis]
+        best = logits.argmax(axis=1).tolist()
+        begins, ends = self._begins.tolist(), self._ends.tolist()
+        return [
+            Peak(float(row[idx]), begins[idx], ends[idx])
+            for row, idx in zip(logits, best, strict=True)
+        ]
 
     def _sums(self, gained: NDArray[np.float32]) -> NDArray[np.float64]:
-        if not len(gained) or not len(self._at):
-            return np.zeros(len(self._begins))
+        if not len(self._at):
+            return np.zeros((len(gained), len(self._begins)))
         # `reduceat` wants indices inside, and gives one feature where there is none.
-        padded = np.append(gained, np.float32(0))
-        parts = np.add.reduceat(padded, self._at, dtype=np.float64)
-        parts = parts.reshape(self._num_groups, -1)
-        parts[self._is_empty] = 0.0
-        sums = np.concatenate(([0.0], np.cumsum(parts.sum(axis=0))))
-        return sums[self._last] - sums[self._first]
+        parts = np.add.reduceat(gained, self._at, axis=1, dtype=np.float64)
+        parts = parts.reshape(len(gained), *self._is_empty.shape)
+        parts[:, self._is_empty] = 0.0
+        sums = np.zeros((len(gained), self._is_empty.shape[1] + 1))
+        np.cumsum(parts.sum(axis=1), axis=1, out=sums[:, 1:])
+        return sums[:, self._last] - sums[:, self._first]
 
 
 def within(found: Features, begin: int, end: int) -> NDArray[np.int32]:

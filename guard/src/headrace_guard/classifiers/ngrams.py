@@ -9,6 +9,7 @@ differ. Hashing trick: Weinberger et al. 2009, "Feature Hashing for Large Scale 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +67,7 @@ def features(text: str) -> Features:
     mixed *= _MIX
     mixed >>= _SHIFT
     positions = np.concatenate([where for _, where in kinds])
-    groups = tuple(np.cumsum([len(hashes) for hashes, _ in kinds]).tolist())
+    groups = tuple(accumulate(len(hashes) for hashes, _ in kinds))
     return Features(mixed.view(np.int32), positions, len(text), groups)
 
 
