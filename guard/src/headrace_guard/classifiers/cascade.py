@@ -213,8 +213,9 @@ class CascadeModels:
 
     def _matches(self, scored: list[_Scored], asked: Asked) -> list[Match]:
         matches: dict[str, Match] = {}
+        points = frozenset(asked.points.values())
         for one in scored:
-            if not _may_hit(one, asked):
+            if not _may_hit(one, points):
                 continue
             for category, share in self._categories(one):
                 point = asked.points.get(category)
@@ -276,10 +277,11 @@ class CascadeModels:
         return [Match(0, num_chars, OFF_TOPIC, f"embedding.topic/{self.version}", score, 0)]
 
 
-def _may_hit(scored: _Scored, asked: Asked) -> bool:
+def _may_hit(scored: _Scored, points: frozenset[Point]) -> bool:
     """Whether a text can reach any point asked for; most do not, and need no hazard told."""
-    lowest = min(scored.thresholds[point] for point in asked.points.values())
-    return Point.ALL in asked.points.values() or scored.probability >= lowest
+    return Point.ALL in points or any(
+        scored.probability >= scored.thresholds[point] for point in points
+    )
 
 
 def _heads(trust: Trust, asked: Asked) -> frozenset[str]:
