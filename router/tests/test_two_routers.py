@@ -71,6 +71,31 @@ async def test_a_cold_prefix_is_computed_once_by_two_routers(fleet: RouterFleet)
         await eventually(sees_it)
 
 
+async def test_requests_that_wait_in_both_are_bid_for_and_served(fleet: RouterFleet) -> None:
+    """One replica, busy: when it opens both routers bid for it, and nobody is lost."""
+    await fleet.start("w1", num_routers=2)
+    a, b = fleet.routers
+    for router in (a, b):
+        await eventually(lambda router=router: router.app.bookings.exchange.num_peers() == 1)
+    request = pick_request()
+    request.prompt_tokens = 5000
+    async with AsyncExitStack() as calls:
+        opened = [
+            await calls.enter_async_context(await router.client.start(PICK, timeout_s=20))
+            for router in (a, a, b)
+        ]
+        opened[0].send(pb.PickMessage(pick=request))
+        await opened[0].receive()
+        await eventually(lambda: b.app.bookings.exchange.num_peer_bookings() == 1)
+        for call in opened[1:]:
+            call.send(pb.PickMessage(pick=request))
+        opened[0].send(pb.PickMessage(progress=pb.PickProgress(first_token=True, ttft_s=1.0)))
+        for call in opened[1:]:
+            assert (await call.receive()) is not None
+        for router in (a, b):
+            assert router.app.bookings.exchange.bids.is_contested(is_queueing=False)
+
+
 async def test_a_router_that_dies_is_forgotten(fleet: RouterFleet) -> None:
     """What it had booked does not weigh on a replica for ever."""
     await fleet.start("w1", "w2")

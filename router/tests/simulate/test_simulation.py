@@ -1,6 +1,7 @@
 """Whole simulations, small ones."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import get_args
@@ -75,6 +76,18 @@ def test_lost_events_are_read_again() -> None:
     assert whole.num_resyncs == 0
     assert lossy.result.hit_ratio > whole.result.hit_ratio - 0.05
     assert lossy.result.phantom_ratio < 0.05
+
+
+def test_four_routers_do_about_as_well_as_one() -> None:
+    """They bid for each opening; those that tell one another nothing herd."""
+    dense = [replace(one, at_s=one.at_s * 0.3) for one in conversations()]
+    one, several, apart = (
+        simulate(dense, replace(SMALL, num_routers=number, share_bookings=shared), "hold").result
+        for number, shared in ((1, True), (4, True), (4, False))
+    )
+    assert several.slo_ratio > one.slo_ratio - 0.05
+    assert several.ttft_mean_s < one.ttft_mean_s * 1.25
+    assert apart.ttft_mean_s > one.ttft_mean_s * 1.5
 
 
 def test_a_request_that_never_fits_is_refused_at_once() -> None:
