@@ -16,9 +16,9 @@ def a_view(state: FleetState = FleetState.RUNNING) -> FleetView:
     pid, created_s = own_identity()
     children = [
         ChildView("model", Role.STEP, "ready"),
-        ChildView("valkey", Role.STORE, "ready", "127.0.0.1:1", "", 11),
-        ChildView("billing", Role.SERVICE, "ready", "127.0.0.1:2", "127.0.0.1:3", 12),
-        ChildView("worker-1", Role.WORKER, "starting", "127.0.0.1:4", "127.0.0.1:5", 13),
+        ChildView("valkey", Role.STORE, "ready", "127.0.0.1:1", "", pid=11),
+        ChildView("billing", Role.SERVICE, "ready", "127.0.0.1:2", "127.0.0.1:3", pid=12),
+        ChildView("worker-1", Role.WORKER, "starting", "127.0.0.1:4", "127.0.0.1:5", pid=13),
     ]
     return FleetView(state, pid, created_s, "http://127.0.0.1:8080", "m", "/s", children=children)
 
