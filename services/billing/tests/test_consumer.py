@@ -341,4 +341,4 @@ async def test_two_consumers_share_the_partitions_and_one_takes_over(scene: Scen
         for i in range(30, 40):
             await scene.send(lives(10 * i, 10 * i + 10), key=f"tenant {i}".encode())
         await scene.booked(800)
-        assert len(scene.consumer.shares.epochs) == 24
+        await eventually(lambda: len(scene.consumer.shares.epochs) == 24, within_s=30)

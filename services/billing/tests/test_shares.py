@@ -105,3 +105,16 @@ async def test_all_is_caught_up_only_if_everybody_is(database: Database, clock: 
     await b.renew(PARTITIONS, 3.0)
     await b.release()
     assert await a.all_caught_up_for_s() == 0
+
+
+async def test_partitions_that_are_gone_are_nobodys_share(
+    database: Database, clock: FakeClock
+) -> None:
+    """A log that began anew with fewer is read whole, and its old length holds up no sweep."""
+    a = member(database, "a", clock)
+    await a.take([*PARTITIONS, ("witness", 0)])
+    few = [("usage", 0), ("witness", 0)]
+    assert set(await a.take(few)) == set(few)
+    await a.renew(few, 5.0)
+    assert await a.all_caught_up_for_s() == pytest.approx(5.0, abs=0.1)
+    assert set(await a.take([*PARTITIONS, ("witness", 0)])) == {*PARTITIONS, ("witness", 0)}

@@ -27,6 +27,8 @@ from headrace_common.clock import Clock, unix_us
 from headrace_common.database import insert_new, put
 
 LEASE_S = 10.0
+# In place of an end: the log has no such partition any more.
+_GONE = -1
 # Topic and partition.
 Partition: TypeAlias = tuple[str, int]
 _leases, _consumers = schema.partition_leases, schema.consumers
@@ -122,7 +124,7 @@ class Shares:
         num_members = self._join(connection, now_us)
         rows = [_free_row(partition) for partition in sorted(partitions)]
         insert_new(connection, _leases, rows)
-        leases = _read(connection, {topic for topic, _ in partitions})
+        leases = self._those_there(connection, partitions)
         fair = math.ceil(len(partitions) / num_members)
         mine = [it for it in leases if it.consumer_id == self._consumer_id]
         for lease in mine[fair:]:
@@ -144,6 +146,23 @@ class Shares:
             }
             self._write(connection, partition, row)
         return kept
+
+    def _those_there(self, connection: Connection, partitions: Sequence[Partition]) -> list[_Lease]:
+        """Return the leases of *partitions*, and mark others as gone.
+
+        A log that began anew may have fewer: what is not there is nobody's share, and nobody waits
+        for it to be read.
+        """
+        there = set(partitions)
+        known = _read(connection, {topic for topic, _ in partitions})
+        for lease in known:
+            if lease.partition not in there and lease.expires_unix_us != _GONE:
+                row = {**_free_row(lease.partition), "expires_unix_us": _GONE}
+                self._write(connection, lease.partition, row)
+        # By number before topic, so that everybody gets a part of each topic.
+        return sorted(
+            (it for it in known if it.partition in there), key=lambda it: it.partition[::-1]
+        )
 
     def _join(self, connection: Connection, now_us: int) -> int:
         """Say that this member lives; return how many do."""
@@ -206,7 +225,7 @@ def _read(connection: Connection, topics: set[str]) -> list[_Lease]:
 
 
 def _caught_up_since(connection: Connection, now_us: int) -> int | None:
-    rows = connection.execute(select(_leases)).all()
+    rows = connection.execute(select(_leases).where(_leases.c.expires_unix_us != _GONE)).all()
     if not rows or any(row.expires_unix_us < now_us or not row.caught_up_unix_us for row in rows):
         return None
     return int(max(row.caught_up_unix_us for row in rows))
