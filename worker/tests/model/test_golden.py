@@ -117,9 +117,14 @@ def test_model_file_is_the_one_of_the_golden_run(
 
 
 def test_greedy_output_equals_the_reference(runner: ModelRunner, golden: dict[str, Any]) -> None:
-    """Fifty prompts in one continuous batch give token for token what transformers gives."""
+    """Fifty prompts in one continuous batch give token for token what transformers gives.
+
+    Every fourth of them without the compiled kernels, which takes several times as long.
+    """
     cases = golden["cases"]
     assert len(cases) == 50
+    if not runner.uses_compiled_kernels:
+        cases = cases[::4]
     runs = generate(runner, cases, golden["max_new_tokens"], chunk=64)
     wrong = [
         case["text"][:50]
