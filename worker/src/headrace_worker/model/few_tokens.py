@@ -41,7 +41,8 @@ class FewTokensStep:
         self._embedding = loaded.weights.embedding
         self._embedding_scale = loaded.config.embedding_scale
         self._rope = RopeTable.of(loaded.config)
-        self._local_rope = RopeTable.of_windowed_layers(loaded.config)
+        is_windowed = loaded.config.window_tokens > 0
+        self._local_rope = RopeTable.of_windowed_layers(loaded.config) if is_windowed else None
         self._step = NativeStep(kernels, _step_model(loaded))
 
     def __call__(self, rows: Sequence[Row], kv: torch.Tensor) -> torch.Tensor:
@@ -51,7 +52,8 @@ class FewTokensStep:
         hidden = F.embedding(token_ids, self._embedding)
         if self._embedding_scale != 1.0:
             hidden *= self._embedding_scale
-        ropes = self._rope(positions), self._local_rope(positions)
+        rope = self._rope(positions)
+        ropes = rope, self._local_rope(positions) if self._local_rope else rope
         logit_idx = torch.tensor(_logit_idx(rows), dtype=torch.int64)
         return self._step(hidden, ropes, kv, plan, logit_idx)
 
