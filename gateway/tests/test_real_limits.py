@@ -12,7 +12,7 @@ import httpx
 import pytest
 import redis.asyncio
 
-from headrace_common.lifecycle import Lifecycle
+from headrace_common.lifecycle import Lifecycle, cancel_and_wait
 from headrace_common.rpc import Call
 from headrace_contracts.billing.v1 import billing_pb2
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import LEVEL_MODEL, Limits
@@ -109,6 +109,15 @@ async def test_clients_that_leave_at_any_moment_leave_no_lease(rig: Rig) -> None
     """Whatever was under way when they left: slots and money come back, the same second."""
     chosen = random.Random(6)
     clients = rig.clients(max_concurrent=1000, total_budget_nano_usd=10**15)
+    most = 0
+
+    async def watch() -> None:
+        nonlocal most
+        while True:
+            most = max(most, await rig.num_leases())
+            await asyncio.sleep(0.01)
+
+    watching = asyncio.create_task(watch())
     for _ in range(5):
         tasks = [
             asyncio.create_task(ask(clients[n % 2], max_tokens=50, stream=bool(n % 3)))
@@ -117,6 +126,8 @@ async def test_clients_that_leave_at_any_moment_leave_no_lease(rig: Rig) -> None
         for task in tasks:
             asyncio.get_running_loop().call_later(chosen.uniform(0, 0.3), task.cancel)
         await asyncio.gather(*tasks, return_exceptions=True)
+    await cancel_and_wait(watching)
+    assert most > 0, "nobody was admitted before leaving: this would prove nothing"
 
     async def is_empty() -> bool:
         return await rig.num_leases() == 0
