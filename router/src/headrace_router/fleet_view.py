@@ -6,7 +6,7 @@ request costs little more than a few multiplications per replica.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace_common.kv_index import ReplicaKey
 from headrace_router.filters import NO_ROOM
@@ -16,7 +16,7 @@ from headrace_router.replicas import Replica
 
 @dataclass(slots=True)
 class ReplicaView:
-    """One replica at one moment, whoever asks."""
+    """One replica at one moment, whoever asks. Several views may share it: it never changes."""
 
     replica: Replica
     # Name of the filter that drops it for everybody; empty = none.
@@ -52,9 +52,9 @@ class FleetView:
 
     def withhold(self, key: ReplicaKey) -> None:
         """Let nothing go to a replica in this pass."""
-        for one in self.replicas:
+        for idx, one in enumerate(self.replicas):
             if one.replica.key == key:
-                one.is_withheld = True
+                self.replicas[idx] = replace(one, is_withheld=True)
 
     def is_hopeless(self) -> bool:
         """Whether no replica would take a request even with room."""

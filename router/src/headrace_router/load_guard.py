@@ -50,6 +50,8 @@ class _Account:
 
     def __init__(self) -> None:
         self.all = _Sum()
+        # Grows with each change.
+        self.revision = 0
         # Decided too recently to be in the last report.
         self.unreported: dict[LoadGuard, None] = {}
 
@@ -57,6 +59,7 @@ class _Account:
         limit_s = now_s - _ARRIVAL_GRACE_S
         for guard in [g for g in self.unreported if g.decided_at_s < limit_s]:
             del self.unreported[guard]
+        self.revision += 1
 
     def load(self, report: LoadReport | None) -> Load:
         total = self.all
@@ -185,6 +188,7 @@ class LoadBook:
         guard = LoadGuard(self, replica, uncached_tokens, prompt_tokens, now_s)
         guard.is_peers = of_peer
         account = self._accounts.setdefault(replica, _Account())
+        account.revision += 1
         account.all.num_requests += 1
         account.all.backlog_tokens += uncached_tokens
         account.all.tokens += prompt_tokens
@@ -207,6 +211,14 @@ class LoadBook:
         account = self._accounts.get(replica, _IDLE)
         return account.load(report)
 
+    def revision(self, replica: ReplicaKey) -> tuple[object, int]:
+        """Return what differs from all that came before once `load` may say something else.
+
+        The same report is presumed.
+        """
+        account = self._accounts.get(replica, _IDLE)
+        return account, account.revision
+
     def note_report(self, replica: ReplicaKey, now_s: float) -> None:
         """Record that a report of *replica* has just come."""
         account = self._accounts.get(replica)
@@ -228,13 +240,16 @@ class LoadBook:
         """Change a live guard's numbers. Called by guards only."""
         guard.backlog_tokens += backlog_tokens
         guard.tokens += tokens
-        total = self._accounts[guard.replica].all
+        account = self._accounts[guard.replica]
+        account.revision += 1
+        total = account.all
         total.backlog_tokens += backlog_tokens
         total.tokens += tokens
 
     def give_back(self, guard: LoadGuard) -> None:
         """Take a guard out of the totals. Called by guards only."""
         account = self._accounts[guard.replica]
+        account.revision += 1
         account.all.num_requests -= 1
         account.all.backlog_tokens -= guard.backlog_tokens
         account.all.tokens -= guard.tokens

@@ -25,8 +25,8 @@ _LEARNING_RATE = 0.05
 _MAX_LOG_CORRECTION = math.log(32.0)
 # Below this, fixed costs outweigh the prefill and say nothing about its rate.
 _MIN_PREDICTED_S = 0.02
-# Replicas whose times differ by less are alike.
-_ALIKE_RATIO = 1.5
+# Replicas whose times differ by less than this factor are alike.
+_LOG_ALIKE = math.log(1.5)
 # What is known of the peers weighs as much as so much evidence of a replica's own.
 _PEERS_EVIDENCE = 20.0
 _MAX_EVIDENCE = 500.0
@@ -43,11 +43,15 @@ class _Known:
     log_token_s: float | None = None
     num_observed: int = 0
     log_correction: float = 0.0
+    # What follows from these: how much they weigh, and the logarithm of seconds per token.
+    evidence: float = 0.0
+    log_own_s: float = 0.0
 
-    @property
-    def evidence(self) -> float:
+    def settle(self, log_default_s: float) -> None:
         # A time to first token that was seen says more than a report.
-        return min(self.num_reports + 10.0 * self.num_observed, _MAX_EVIDENCE)
+        self.evidence = min(self.num_reports + 10.0 * self.num_observed, _MAX_EVIDENCE)
+        measured = log_default_s if self.log_token_s is None else self.log_token_s
+        self.log_own_s = measured + self.log_correction
 
 
 class PrefillPredictor:
@@ -72,6 +76,7 @@ class PrefillPredictor:
         mean = known.log_token_s or 0.0
         weight = max(_REPORT_WEIGHT, 1 / known.num_reports)
         known.log_token_s = mean + weight * (-math.log(rate) - mean)
+        known.settle(self._log_default_s)
 
     def observe(self, replica: ReplicaKey, predicted_s: float, observed_s: float) -> None:
         """Learn from the time that a request's first token really took."""
@@ -83,6 +88,7 @@ class PrefillPredictor:
         weight = min(predicted_s, 1.0) * max(_LEARNING_RATE, 1 / (known.num_observed + 1))
         moved = known.log_correction + weight * math.log(observed_s / predicted_s)
         known.log_correction = max(-_MAX_LOG_CORRECTION, min(_MAX_LOG_CORRECTION, moved))
+        known.settle(self._log_default_s)
 
     def usual_token_s(self, replicas: Iterable[ReplicaKey]) -> float:
         """Return the mean seconds per uncached token of a model's replicas, by evidence."""
@@ -90,7 +96,7 @@ class PrefillPredictor:
         for key in replicas:
             known = self._known.get(key)
             if known is not None and known.evidence:
-                total += known.evidence * self._log_own_s(known)
+                total += known.evidence * known.log_own_s
                 weights += known.evidence
         return math.exp(total / weights if weights else self._log_default_s)
 
@@ -105,9 +111,9 @@ class PrefillPredictor:
         if known is None or not known.evidence:
             return usual_s
         log_usual_s = math.log(usual_s)
-        difference = self._log_own_s(known) - log_usual_s
+        difference = known.log_own_s - log_usual_s
         difference *= known.evidence / (known.evidence + _PEERS_EVIDENCE)
-        if abs(difference) < math.log(_ALIKE_RATIO):
+        if abs(difference) < _LOG_ALIKE:
             return usual_s
         return math.exp(log_usual_s + difference)
 
@@ -115,7 +121,3 @@ class PrefillPredictor:
         """Keep only what was learned of *replicas*."""
         for key in self._known.keys() - replicas:
             del self._known[key]
-
-    def _log_own_s(self, known: _Known) -> float:
-        measured = self._log_default_s if known.log_token_s is None else known.log_token_s
-        return measured + known.log_correction

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headrace_common.kv_index import ReplicaKey
+from headrace_contracts.types.v1.types_pb2 import ReplicaRef
 from headrace_contracts.worker.v1.worker_pb2 import (
     POOL_ROLE_UNSPECIFIED,
     WORKER_STATE_READY,
@@ -45,6 +46,11 @@ class Replica:
     report: LoadReport = field(default_factory=LoadReport)
     # Monotonic time of the last report; None = none in this incarnation.
     reported_at_s: float | None = None
+    # The key as a message. Read only.
+    ref: ReplicaRef = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.ref = self.key.to_ref()
 
     def report_age_s(self, now_s: float) -> float:
         """Age of the last load report; infinite without one."""

@@ -1,0 +1,117 @@
+"""Pure: gathers the replicas of a model at one moment, and computes anew only what has changed.
+
+Between two decisions one or two replicas of a large fleet report or get a booking. What follows
+from a report and the bookings (load, filter) is kept per replica until one of them changes; what
+follows from the peers too (seconds per token, per step) is a few multiplications each time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace_common.kv_index import ReplicaKey
+from headrace_contracts.worker.v1.worker_pb2 import LoadReport
+from headrace_router.decode_prediction import DecodePredictor, StepTime
+from headrace_router.filters import NO_ROOM, has_room, unavailable
+from headrace_router.fleet_view import FleetView, ReplicaView
+from headrace_router.load_guard import Load, LoadBook
+from headrace_router.prediction import PrefillPredictor
+from headrace_router.replicas import Replica, ReplicaTable
+
+
+@dataclass(slots=True)
+class _Standing:
+    """What was computed for one replica, and from what."""
+
+    report: LoadReport
+    table_version: int
+    # Identifies its bookings; see `LoadBook.revision`.
+    revision: tuple[object, int]
+    is_fresh: bool
+    load: Load
+    filtered_by: str
+    view: ReplicaView
+
+
+class Gatherer:
+    """Makes fleet views.
+
+    Args:
+        table: the replicas.
+        loads: load and blocks in flight.
+        predictor: seconds of prefill.
+        decode: seconds of decode.
+    """
+
+    def __init__(
+        self,
+        table: ReplicaTable,
+        loads: LoadBook,
+        predictor: PrefillPredictor,
+        decode: DecodePredictor,
+    ) -> None:
+        self._table, self._loads = table, loads
+        self._predictor, self._decode = predictor, decode
+        self._standings: dict[ReplicaKey, _Standing] = {}
+        self._tidied_version = -1
+
+    def view(self, model: str, now_s: float) -> FleetView:
+        """Gather what does not depend on the request."""
+        self._tidy()
+        serving = self._table.serving(model)
+        keys = [replica.key for replica in serving]
+        token_s = self._predictor.usual_token_s(keys)
+        step = self._decode.usual_step(keys)
+        output_tokens = self._decode.output_tokens(model)
+        view = FleetView(model, now_s, self._table.version, token_s, output_tokens, [])
+        view.replicas = [self._view(replica, view, step) for replica in serving]
+        return view
+
+    def mend(self, view: FleetView, key: ReplicaKey) -> None:
+        """Look again at one replica, after a booking there."""
+        for idx, one in enumerate(view.replicas):
+            if one.replica.key == key:
+                step = self._decode.usual_step([other.replica.key for other in view.replicas])
+                view.replicas[idx] = self._view(one.replica, view, step)
+
+    def _view(self, replica: Replica, fleet: FleetView, usual_step: StepTime) -> ReplicaView:
+        key = replica.key
+        standing = self._standing(replica, fleet.now_s)
+        load, view = standing.load, standing.view
+        token_s = self._predictor.token_s(key, fleet.usual_token_s)
+        step_s = self._decode.step(key, usual_step).with_streams_s(load.num_requests + 1)
+        if view.token_s != token_s or view.step_s != step_s or view.load is not load:
+            backlog_s = load.backlog_tokens * token_s
+            view = ReplicaView(replica, standing.filtered_by, load, token_s, backlog_s, step_s)
+            standing.view = view
+        return view
+
+    def _standing(self, replica: Replica, now_s: float) -> _Standing:
+        """Return what follows from a replica's report and bookings."""
+        standing = self._standings.get(replica.key)
+        revision, is_fresh = self._loads.revision(replica.key), replica.is_fresh(now_s)
+        if (
+            standing is not None
+            and standing.report is replica.report
+            and standing.revision == revision
+            and standing.table_version == self._table.version
+            and standing.is_fresh == is_fresh
+        ):
+            return standing
+        load = self._loads.load(replica.key, replica.report if is_fresh else None)
+        filtered_by = unavailable(replica, now_s)
+        if not filtered_by and not has_room(replica, load):
+            filtered_by = NO_ROOM
+        # Its seconds are filled in by the caller.
+        view = ReplicaView(replica, filtered_by, load, -1.0, 0.0, 0.0)
+        version = self._table.version
+        standing = _Standing(replica.report, version, revision, is_fresh, load, filtered_by, view)
+        self._standings[replica.key] = standing
+        return standing
+
+    def _tidy(self) -> None:
+        """Forget replicas that are gone."""
+        if self._tidied_version != self._table.version:
+            self._tidied_version = self._table.version
+            known = {replica.key for replica in self._table.all()}
+            self._standings = {key: one for key, one in self._standings.items() if key in known}
