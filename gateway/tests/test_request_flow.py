@@ -16,6 +16,7 @@ from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
 from headrace_gateway.admission import Admission
 from headrace_gateway.intake import EncodedPrompt
 from headrace_gateway.metrics import GatewayMetrics
+from headrace_gateway.model_routes.choice import ModelChoice
 from headrace_gateway.openai_dialect import make_sink
 from headrace_gateway.openai_schema import parse_chat
 from headrace_gateway.pricing import PriceBook
@@ -78,7 +79,7 @@ def flow_over(limiter: Limiter) -> tuple[RequestFlow, Admission]:
     model = SimpleNamespace(encoder=None, card=card)
     unused = cast(Any, None)
     flow = RequestFlow(
-        directory=cast(Any, SimpleNamespace(get=lambda _name: model)),
+        names=cast(Any, SimpleNamespace(choose=lambda *_: (ModelChoice("m", "m"), model))),
         intake=cast(Any, Intake()),
         input_guard=cast(Any, Guard()),
         output_guard=unused,

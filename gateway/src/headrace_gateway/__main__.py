@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import sys
 
 from headrace_common.lifecycle import Lifecycle, run
@@ -13,7 +15,10 @@ from headrace_gateway.settings import GatewaySettings
 async def _serve(settings: GatewaySettings) -> None:
     lifecycle = Lifecycle()
     lifecycle.install_signals()
-    await Gateway(settings, lifecycle).run()
+    gateway = Gateway(settings, lifecycle)
+    # As daemons do: read the file of model routes again, now.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, gateway.routes.wake)
+    await gateway.run()
 
 
 def main() -> None:

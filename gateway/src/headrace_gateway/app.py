@@ -36,6 +36,8 @@ from headrace_gateway.messages_api.count_tokens import CountDialect, TokenCount
 from headrace_gateway.messages_api.dialect import MessagesDialect
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.model_directory import ModelDirectory
+from headrace_gateway.model_routes.model_names import ModelNames
+from headrace_gateway.model_routes.route_watch import RouteWatch
 from headrace_gateway.moderations import ModerationForm, Moderations
 from headrace_gateway.openai_dialect import OpenAiDialect, OpenAiErrors
 from headrace_gateway.openai_schema import parse_chat, parse_completion
@@ -49,6 +51,7 @@ from headrace_gateway.responses_api.kept import KeptResponses
 from headrace_gateway.responses_api.routes import responses_router
 from headrace_gateway.rest_app import rest_app
 from headrace_gateway.routes.health import health_router
+from headrace_gateway.routes.model_routes import model_routes_router
 from headrace_gateway.routes.models import models_router
 from headrace_gateway.routes.requests import requests_router
 from headrace_gateway.routes.usage import usage_router
@@ -96,6 +99,8 @@ class Gateway:
         self._limiter = RateLimitClient(settings.ratelimit_address, settings.admit_timeout_s)
         self._billing = BillingClient(settings.billing_address)
         self.directory = ModelDirectory(self._router, self._workers)
+        self.routes = RouteWatch(settings.model_routes_file, self.metrics)
+        self._names = ModelNames(self.directory, self.routes)
         self._prices = PriceWatch(self._billing, PriceBook(clock))
         self._auth = KeyAuth(self._billing, clock, self.metrics, self._prices.on_change)
         self._admission = Admission(self._limiter, self.metrics)
@@ -157,6 +162,7 @@ class Gateway:
                 ("replica list", self.directory.watch),
                 ("key changes", self._auth.watch),
                 ("prices", self._prices.keep),
+                ("model routes", self.routes.run),
                 ("leases", self._admission.renew_all),
                 ("state", self._state.keep),
                 ("batches", self._runner.keep),
@@ -179,7 +185,7 @@ class Gateway:
     def _build_flow(self, clock: Clock) -> RequestFlow:
         settings = self._settings
         return RequestFlow(
-            directory=self.directory,
+            names=self._names,
             intake=self._intake,
             input_guard=InputGuard(self._guard, self.metrics),
             output_guard=self._guard,
@@ -215,15 +221,15 @@ class Gateway:
         dialects: dict[str, Dialect] = {
             **self._batch_dialects,
             "/v1/messages": MessagesDialect(),
-            "/v1/responses": ResponsesDialect(self._kept, self._background, self.directory, clock),
+            "/v1/responses": ResponsesDialect(self._kept, self._background, self._names, clock),
         }
         hot: dict[str, AsgiApp] = {
             path: HotRoute(dialect, context, self._flow) for path, dialect in dialects.items()
         }
         hot["/v1/messages/count_tokens"] = CallRoute(
-            CountDialect(), context, TokenCount(self.directory, self._intake)
+            CountDialect(), context, TokenCount(self._names, self._intake)
         )
-        tokens = TokenizeApi(self.directory, self._intake, self._admission)
+        tokens = TokenizeApi(self._names, self._intake, self._admission)
         hot["/tokenize"] = CallRoute(TokenizeForm(), context, tokens.tokenize)
         hot["/detokenize"] = CallRoute(TokenizeForm(), context, tokens.detokenize)
         hot["/v1/moderations"] = CallRoute(
@@ -231,7 +237,8 @@ class Gateway:
         )
         rest = rest_app(
             [
-                models_router(self._auth, self.directory),
+                models_router(self._auth, self._names),
+                model_routes_router(self._auth, self.routes),
                 usage_router(self._auth, self._billing, clock),
                 responses_router(self._auth, self._kept, self._background),
                 files_router(self._auth, self._files),

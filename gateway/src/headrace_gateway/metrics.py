@@ -75,6 +75,18 @@ class GatewayMetrics:
             ["source"],
             registry=registry,
         )
+        self.route_reloads = Counter(
+            "headrace_gateway_route_reloads",
+            "Looks at a changed file of model routes, by outcome: taken, unchanged, refused.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.fallbacks = Counter(
+            "headrace_gateway_model_fallbacks",
+            "Requests taken to another model before the first byte, by the reason of the failure.",
+            ["reason"],
+            registry=registry,
+        )
         self.unpriced = Counter(
             "headrace_gateway_unpriced_requests",
             "Admitted requests for a model that no price row covers.",

@@ -11,6 +11,11 @@
 From `opened` on, exactly one `closed` follows, whatever the ending: `_close` runs as a task of its
 own, so that no cancellation reaches it. A refusal before `opened` leaves nothing behind but a
 counted request.
+
+A model that cannot answer gives way to the next of its route before the first byte; `closed` then
+names the one that answered, at its own price.
+
+Long because it is one sequence, whose steps share what has to be undone.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway.admission import Admission, Lease
 from headrace_gateway.answer import Answer, Sink, total_usage
 from headrace_gateway.api_request import Endpoint
-from headrace_gateway.auth import check_model_allowed, check_scope
+from headrace_gateway.auth import check_scope
 from headrace_gateway.constraints import for_client
 from headrace_gateway.embeddings import embed_request
 from headrace_gateway.generation import Generator, Job
@@ -52,7 +57,8 @@ from headrace_gateway.intake import (
     reservation,
 )
 from headrace_gateway.metrics import GatewayMetrics
-from headrace_gateway.model_directory import ModelDirectory, ServedModel
+from headrace_gateway.model_directory import ServedModel
+from headrace_gateway.model_routes.model_names import ModelNames
 from headrace_gateway.output_check import OutputOpener, open_output_check
 from headrace_gateway.output_estimate import OutputEstimates
 from headrace_gateway.pricing import PriceBook, amount_nano_usd, cached_tokens, hold_nano_usd
@@ -78,11 +84,12 @@ class FlowLimits:
     keep_alive_s: float = 10.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Admitted:
     model: ServedModel
     prompts: list[EncodedPrompt]
-    lease: Lease
+    # None = given back already, between two models.
+    lease: Lease | None
     account: Account
     hold_nano_usd: int
 
@@ -91,7 +98,7 @@ class _Admitted:
 class RequestFlow:
     """Serves requests. Shared by all; belongs to one event loop."""
 
-    directory: ModelDirectory
+    names: ModelNames
     intake: Intake
     input_guard: InputGuard
     output_guard: OutputOpener
@@ -113,16 +120,16 @@ class RequestFlow:
         Raises:
             HeadraceError: refused or failed; the exchange says whether an answer has begun.
         """
-        model = self.directory.get(visit.request.model)
+        visit.choice, model = self.names.choose(visit.request, visit.principal, visit.request_id)
         check_scope(visit.principal, "inference")
-        check_model_allowed(visit.principal, visit.request.model)
+        visit.request.model = model.card.model
         if self.usage_log.is_full:
             raise Unavailable("Usage cannot be recorded now.", retry_after_s=5.0)
         admitted = await self._admit(visit, model)
         try:
             await self._open(visit, admitted)
         except BaseException:
-            self._later(admitted.lease.settle(Amounts(requests=1)))
+            self._give_back(admitted, Amounts(requests=1))
             raise
         await self._serve_admitted(visit, admitted)
 
@@ -147,10 +154,8 @@ class RequestFlow:
                     await asyncio.sleep(0)
                 prompts = await self._encode(visit, model, verdict)
                 verdict = verdict or self._ask_guard(visit)
-                account, reserve = self._account(visit), self._reservation(visit, prompts)
-                reserve.cost_nano_usd = hold_nano_usd(
-                    account.rates, reserve.input_tokens, most_output_tokens(prompts, request.n)
-                )
+                account = self._account(visit)
+                reserve = self._reservation(visit, prompts, account)
                 with span("admit"), self._stage(visit, "admit"):
                     lease = await self.admission.admit(
                         visit.principal, visit.request_id, reserve, request.model
@@ -171,11 +176,15 @@ class RequestFlow:
             raise
         return _Admitted(model, prompts, lease, account, reserve.cost_nano_usd)
 
-    def _reservation(self, visit: Visit, prompts: list[EncodedPrompt]) -> Amounts:
+    def _reservation(self, visit: Visit, prompts: list[EncodedPrompt], account: Account) -> Amounts:
         request, expected = visit.request, None
         if request.limits.max_tokens is None:
             expected = self.output_estimates.get(request.model)
-        return reservation(prompts, request.n, expected)
+        reserve = reservation(prompts, request.n, expected)
+        reserve.cost_nano_usd = hold_nano_usd(
+            account.rates, reserve.input_tokens, most_output_tokens(prompts, request.n)
+        )
+        return reserve
 
     def _ask_guard(self, visit: Visit) -> asyncio.Task[Mapping[int, str]]:
         async def ask() -> Mapping[int, str]:
@@ -232,14 +241,9 @@ class RequestFlow:
     # --- the work --------------------------------------------------------------------------
 
     async def _serve_admitted(self, visit: Visit, admitted: _Admitted) -> None:
-        sink = visit.make_sink(visit, admitted.model, self.clock)
         ending: usage_pb2.Ending.ValueType = usage_pb2.ENDING_FAILED
         try:
-            async with self._kept_alive(visit, sink):
-                if visit.request.endpoint is Endpoint.EMBEDDINGS:
-                    await self._embed(visit)
-                else:
-                    await self._answer(visit, sink)
+            sink = await self._work(visit, admitted)
             ending = usage_pb2.ENDING_COMPLETED
             if visit.answer is not None and visit.answer.is_blocked:
                 ending = usage_pb2.ENDING_OUTPUT_BLOCKED
@@ -251,14 +255,83 @@ class RequestFlow:
                 await asyncio.shield(self._later(self._close(visit, admitted, ending)))
         await sink.end(total_usage(visit.jobs))
 
+    async def _work(self, visit: Visit, admitted: _Admitted) -> Sink:
+        """Answer, by the models of the route one after the other; return where the answer went."""
+        while True:
+            sink = visit.make_sink(visit, admitted.model, self.clock)
+            try:
+                async with self._kept_alive(visit, sink):
+                    if visit.request.endpoint is Endpoint.EMBEDDINGS:
+                        await self._embed(visit)
+                    else:
+                        await self._answer(visit, sink)
+            except HeadraceError as error:
+                if not self._may_fall_back(visit, error):
+                    raise
+                await self._fall_back(visit, admitted, error)
+            else:
+                return sink
+
+    def _may_fall_back(self, visit: Visit, error: HeadraceError) -> bool:
+        """Whether nothing was sent or made, another model is left, and there is time for it."""
+        return (
+            visit.choice is not None
+            and visit.choice.may_leave(error)
+            and not visit.exchange.has_begun
+            and not any(job.has_tokens for job in visit.jobs)
+            and self.clock.now_s() < visit.started_s + self.limits.request_timeout_s
+        )
+
+    async def _fall_back(self, visit: Visit, admitted: _Admitted, error: HeadraceError) -> None:
+        """Prepare the request for the next model that takes it.
+
+        Raises:
+            HeadraceError: none does; it is the first one's failure.
+        """
+        choice = visit.choice
+        while choice is not None and choice.spares:
+            name = choice.next_model(error)
+            self.metrics.fallbacks.labels(error.reason).inc()
+            _log.info("%s falls back to %s: %s", visit.request_id, name, error)
+            try:
+                await self._admit_again(visit, admitted, self.names.get(name))
+            except HeadraceError as refusal:
+                _log.info("%s: %s does not take it: %s", visit.request_id, name, refusal)
+            else:
+                return
+        raise error
+
+    async def _admit_again(self, visit: Visit, admitted: _Admitted, model: ServedModel) -> None:
+        """Take the request to another model: its own tokens, limits, price and hold."""
+        visit.request.model = model.card.model
+        prompts = await self.intake.encode(visit.request, model, visit.principal)
+        account = self._account(visit)
+        reserve = self._reservation(visit, prompts, account)
+        # First given back, so that the limits see one request and not two.
+        given_back = self._give_back(admitted, Amounts())
+        if given_back is not None:
+            await asyncio.shield(given_back)
+        num_failed = 0 if visit.choice is None else len(visit.choice.failed)
+        admitted.lease = await self.admission.admit(
+            visit.principal, f"{visit.request_id}.m{num_failed}", reserve, visit.request.model
+        )
+        admitted.model, admitted.prompts, admitted.account = model, prompts, account
+        visit.jobs = make_jobs(visit.request_id, visit.request, model, visit.principal, prompts)
+
     async def _answer(self, visit: Visit, sink: Sink) -> None:
         deadline_s = visit.started_s + self.limits.request_timeout_s
         check = await open_output_check(
             self.output_guard, visit.principal, visit.request_id, self.metrics
         )
 
+        left_s = deadline_s - self.clock.now_s()
+        first_s = _start_timeout_s(visit, left_s)
+
         def on_started(job: Job) -> None:
             self._add_headers(visit, job)
+            if first_s < left_s:
+                loop_s = asyncio.get_running_loop().time()
+                timer.reschedule(loop_s + deadline_s - self.clock.now_s())
 
         tools = visit.request.tools
         visit.answer = Answer(
@@ -272,7 +345,7 @@ class RequestFlow:
             is_echo_only=visit.request.shown.is_echo_only,
         )
         try:
-            async with asyncio.timeout(deadline_s - self.clock.now_s()):
+            async with asyncio.timeout(first_s) as timer:
                 await visit.answer.run(deadline_s)
         except TimeoutError as error:
             raise Deadline("The request took too long.") from error
@@ -304,6 +377,8 @@ class RequestFlow:
             (b"openai-processing-ms", b"%d" % elapsed_ms),
             (b"x-headrace-cached-tokens", b"%d" % cached_tokens(job.usage)),
         ]
+        if visit.choice is not None and visit.choice.kind != "direct":
+            visit.exchange.headers += visit.choice.headers()
         if job.queue_s is not None:
             visit.exchange.headers.append((b"x-headrace-queue-ms", b"%d" % (job.queue_s * 1000)))
         if job.replicas:
@@ -341,16 +416,15 @@ class RequestFlow:
             self.output_estimates.add(visit.request.model, usage.output_tokens // num_choices)
         counts = visit.principal.counts_cached_input
         cached = cached_tokens(usage)
-        settling = self._later(
-            admitted.lease.settle(
-                Amounts(
-                    requests=1,
-                    input_tokens=usage.prompt_tokens,
-                    cached_input_tokens=0 if counts else cached,
-                    output_tokens=usage.output_tokens,
-                    cost_nano_usd=amount_nano_usd(admitted.account.rates, usage),
-                )
-            )
+        settling = self._give_back(
+            admitted,
+            Amounts(
+                requests=1,
+                input_tokens=usage.prompt_tokens,
+                cached_input_tokens=0 if counts else cached,
+                output_tokens=usage.output_tokens,
+                cost_nano_usd=amount_nano_usd(admitted.account.rates, usage),
+            ),
         )
         self.sent_reports.tell(visit)
         if self.stories is not None:
@@ -361,13 +435,19 @@ class RequestFlow:
             # Kept in memory and written once the disk takes it; the client's answer is complete.
             self.metrics.degraded.labels("outbox").inc()
             _log.warning("%s is closed, not yet on disk: %s", visit.request_id, error)
-        await asyncio.wait({settling}, timeout=_SETTLE_WAIT_S)
+        if settling is not None:
+            await asyncio.wait({settling}, timeout=_SETTLE_WAIT_S)
         for kind, count in (
             ("prompt", usage.prompt_tokens),
             ("cached", cached),
             ("output", usage.output_tokens),
         ):
             self.metrics.tokens.labels(kind).inc(count)
+
+    def _give_back(self, admitted: _Admitted, actual: Amounts) -> asyncio.Task[None] | None:
+        """Begin to settle the lease, once; None = it was settled before."""
+        lease, admitted.lease = admitted.lease, None
+        return None if lease is None else self._later(lease.settle(actual))
 
     def _later(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run work that no cancellation of the request may reach."""
@@ -384,3 +464,11 @@ class RequestFlow:
         finally:
             visit.stages_s[name] = self.clock.now_s() - started_s
             self.metrics.stage_s.labels(name).observe(visit.stages_s[name])
+
+
+def _start_timeout_s(visit: Visit, left_s: float) -> float:
+    """Return by when a worker must have begun, while there is another model to turn to."""
+    choice = visit.choice
+    if choice is None or not choice.spares or choice.start_timeout_s is None:
+        return left_s
+    return min(left_s, choice.start_timeout_s)

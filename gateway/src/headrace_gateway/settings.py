@@ -118,6 +118,12 @@ class GatewaySettings(RpcServiceSettings):
         0.5, gt=0, le=10, description="Longest wait for an admission. Seconds."
     )
 
+    model_routes_file: Path | None = Field(
+        None,
+        description="TOML file of aliases, splits, fallbacks and cascades of models; read again "
+        "when it changes. A file that is not there yet has none.",
+    )
+
     def state_location(self) -> str:
         """Return the URL of the state's database."""
         return self.state_url.get_secret_value() or f"sqlite:///{self.outbox_dir / 'state.sqlite3'}"

@@ -18,10 +18,10 @@ from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
 from headrace_gateway import error_body
 from headrace_gateway.admission import Admission
 from headrace_gateway.api_request import ApiRequest, Endpoint
-from headrace_gateway.auth import check_model_allowed
 from headrace_gateway.intake import Intake
 from headrace_gateway.json_body import decode
-from headrace_gateway.model_directory import ModelDirectory, ServedModel
+from headrace_gateway.model_directory import ServedModel
+from headrace_gateway.model_routes.model_names import ModelNames
 from headrace_gateway.openai_bodies import (
     ChatBody,
     CustomToolBody,
@@ -77,13 +77,13 @@ class TokenizeApi:
     """Answers both endpoints.
 
     Args:
-        directory: finds the tokenizer.
+        names: finds the tokenizer.
         intake: encodes and decodes, off the loop what is long.
         admission: checks the key's limits.
     """
 
-    def __init__(self, directory: ModelDirectory, intake: Intake, admission: Admission) -> None:
-        self._directory, self._intake, self._admission = directory, intake, admission
+    def __init__(self, names: ModelNames, intake: Intake, admission: Admission) -> None:
+        self._names, self._intake, self._admission = names, intake, admission
 
     async def tokenize(self, caller: Caller, body: bytes) -> bytes:
         """Return ids and their number."""
@@ -124,9 +124,7 @@ class TokenizeApi:
         return await self._counted(caller, answer)
 
     def _model(self, caller: Caller, name: str) -> ServedModel:
-        model = self._directory.get(name)
-        check_model_allowed(caller.principal, name)
-        return model
+        return self._names.find(name, caller.principal)
 
     async def _ids(
         self, model: ServedModel, request: ApiRequest | None, asked: TokenizeBody

@@ -16,6 +16,7 @@ from headrace_gateway.api_request import ApiRequest, Endpoint
 from headrace_gateway.error_body import Headers
 from headrace_gateway.generation import Job
 from headrace_gateway.model_directory import ServedModel
+from headrace_gateway.model_routes.choice import ModelChoice
 
 
 class Exchange(Protocol):
@@ -70,6 +71,8 @@ class Visit:
     make_sink: MakeSink
     started_s: float
     price_tier: PriceTier.ValueType = PRICE_TIER_STANDARD
+    # How its model was found; None = not yet.
+    choice: ModelChoice | None = None
     # What is known once it was admitted.
     jobs: list[Job] = field(default_factory=list)
     answer: Answer | None = None

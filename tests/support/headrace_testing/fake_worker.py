@@ -66,6 +66,8 @@ class Switches:
     die_after_tokens: int | None = None
     # After this many tokens: nothing comes any more, until the caller leaves.
     hang_after_tokens: int | None = None
+    # Generate says nothing at all, until the caller leaves.
+    never_begin: bool = False
     # Generate is refused with QueueFull.
     refuse: bool = False
     # Describe and WatchLoad say LOADING, Generate is refused.
@@ -143,6 +145,8 @@ class FakeWorker:
         self._idle.clear()
         self._changed.set()
         try:
+            if self.switches.never_begin:
+                await asyncio.Event().wait()
             async for event in self._events(request):
                 yield event
         except (asyncio.CancelledError, GeneratorExit):

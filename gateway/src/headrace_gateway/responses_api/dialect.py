@@ -12,9 +12,10 @@ from headrace_gateway import error_body
 from headrace_gateway.answer import Sink
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.api_request import Endpoint
-from headrace_gateway.auth import check_model_allowed, check_scope
+from headrace_gateway.auth import check_scope
 from headrace_gateway.event_stream import named_event
-from headrace_gateway.model_directory import ModelDirectory, ServedModel
+from headrace_gateway.model_directory import ServedModel
+from headrace_gateway.model_routes.model_names import ModelNames
 from headrace_gateway.responses_api.background import BackgroundResponses
 from headrace_gateway.responses_api.kept import KeptResponses
 from headrace_gateway.responses_api.schema import Asked, echo, parse, read
@@ -31,7 +32,7 @@ class ResponsesDialect:
     Args:
         kept: responses that came before, and where new ones are kept.
         background: makes those that nobody waits for.
-        directory: to refuse an unknown model before a background response is queued.
+        names: to refuse an unknown model before a background response is queued.
         clock: time.
     """
 
@@ -42,11 +43,11 @@ class ResponsesDialect:
         self,
         kept: KeptResponses,
         background: BackgroundResponses,
-        directory: ModelDirectory,
+        names: ModelNames,
         clock: Clock,
     ) -> None:
         self._kept, self._background = kept, background
-        self._directory, self._clock = directory, clock
+        self._names, self._clock = names, clock
 
     async def read(self, body: bytes, caller: Caller) -> Reading:
         """Parse a body, together with the conversation that it continues.
@@ -65,8 +66,7 @@ class ResponsesDialect:
         request = read(asked, earlier)
         if not asked.body.background:
             return Reading(request, work.make_sink)
-        self._directory.get(request.model)
-        check_model_allowed(caller.principal, request.model)
+        self._names.check(request.model, caller.principal)
 
         async def detach(visit: Visit) -> bytes:
             queued = await self._background.start(visit, work.response, work.items)

@@ -55,7 +55,7 @@ def requests_router(
         if told is None and record is None:
             raise NotFound(f"Request {request_id[:100]!r} not found.", param="request_id")
         if told is None and record is not None:
-            told = {**event_story(record.event), "timing": None, "guard": None}
+            told = {**event_story(record.event), "timing": None, "route": None, "guard": None}
         routing = await _routing(decisions, request_id)
         return {**(told or {}), "routing": routing, "cost": _cost(record)}
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Handler = Callable[[LauncherSettings, Namespace], int]
 _DOWN_TIMEOUT_S = 180.0
 # Options that stand for a setting of the same name.
-_SETTINGS = ("state_dir", "host", "port", "workers", "model", "model_name")
+_SETTINGS = ("state_dir", "host", "port", "workers", "model", "model_name", "model_routes_file")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -111,6 +111,11 @@ def _add_fleet_commands(commands: _Commands) -> None:
         help="GGUF file or Hugging Face folder to serve, or the name of a model to fetch",
     )
     start.add_argument("--model-name", metavar="NAME", help="name to serve it under")
+    start.add_argument(
+        "--models", type=Path, dest="model_routes_file", metavar="FILE",
+        help="model routes: aliases, splits, fallbacks (default: model-routes.toml in the state "
+        "directory, once it is there)",
+    )  # fmt: skip
     stop = _command(commands, "down", "drain and stop the fleet", "running:down")
     stop.add_argument(
         "--timeout-s", type=float, default=_DOWN_TIMEOUT_S, help="how long to wait. Seconds"

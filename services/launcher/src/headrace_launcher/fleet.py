@@ -179,6 +179,7 @@ class Fleet:
             database_url=settings.database_url.get_secret_value(),
             drain_grace_s=settings.drain_grace_s,
             num_cpus=os.cpu_count() or 1,
+            model_routes_file=settings.model_routes_file,
         )
         return plan_fleet(options, free_ports(num_ports(options)))
 

@@ -47,6 +47,8 @@ class FleetOptions:
     database_url: str = ""
     drain_grace_s: float = 20.0
     num_cpus: int = 1
+    # None = in the state directory.
+    model_routes_file: Path | None = None
     # Of the guard; None = it goes without.
     embedding_dir: Path | None = None
 
@@ -187,8 +189,14 @@ class _Planner:
                 addresses = {f"{peer.upper()}_ADDRESS": self._address[peer] for peer in peers}
                 outbox = str(state_dir / "outbox")
                 state = f"sqlite:///{state_dir / 'gateway.sqlite3'}"
+                routes = self._options.model_routes_file or state_dir / "model-routes.toml"
                 stores = {"OUTBOX_DIR": outbox, "STATE_URL": state}
-                return {**addresses, **stores, "KAFKA_BOOTSTRAP": self._bootstrap}
+                return {
+                    **addresses,
+                    **stores,
+                    "KAFKA_BOOTSTRAP": self._bootstrap,
+                    "MODEL_ROUTES_FILE": str(routes),
+                }
             case "router":
                 workers = ",".join(address for address, _ in self._workers)
                 return {"REDIS_URL": self._redis_url, "WORKERS": workers}

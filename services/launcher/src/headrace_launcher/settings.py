@@ -41,6 +41,10 @@ class LauncherSettings(ServiceSettings):
         pattern=r"^[A-Za-z0-9._/-]{1,128}$",
         description="Name under which the model is served; unset = by the model's file or folder.",
     )
+    model_routes_file: Path | None = Field(
+        None,
+        description="TOML file of model routes; default model-routes.toml in the state directory.",
+    )
     redis_url: str = Field(
         "", description="Redis to use, e.g. redis://host:6379/0; empty = start valkey-server."
     )

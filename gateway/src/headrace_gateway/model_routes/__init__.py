@@ -1,0 +1,1 @@
+"""Names of models that are no model: aliases, splits, fallbacks, cascades."""

@@ -1,0 +1,118 @@
+"""Finds the model behind a name: the routes in force, over the models that workers serve."""
+
+from __future__ import annotations
+
+from headrace_common.errors import HeadraceError, ModelNotFound, NoReplica
+from headrace_contracts.billing.v1.billing_pb2 import Principal
+from headrace_contracts.worker.v1.worker_pb2 import ModelCard
+from headrace_gateway.answer_extras import Json
+from headrace_gateway.api_request import ApiRequest
+from headrace_gateway.auth import check_model_allowed
+from headrace_gateway.model_directory import ModelDirectory, ServedModel
+from headrace_gateway.model_routes.choice import ModelChoice, sticky_key, usable_targets
+from headrace_gateway.model_routes.route_watch import RouteWatch
+
+
+class ModelNames:
+    """All names that a client may put into `model`. Belongs to one event loop.
+
+    Args:
+        directory: the models that there are.
+        watch: the routes in force.
+    """
+
+    def __init__(self, directory: ModelDirectory, watch: RouteWatch) -> None:
+        self._directory, self._watch = directory, watch
+
+    def choose(
+        self, request: ApiRequest, principal: Principal, request_id: str
+    ) -> tuple[ModelChoice, ServedModel]:
+        """Return who serves a request. Models that are not there are passed over.
+
+        Raises:
+            ModelNotFound: there is no such model.
+            ModelNotAllowed: the key may not use it.
+            Unavailable: it is not there now.
+        """
+        if self._watch.routes.get(request.model) is None:
+            model = self._directory.get(request.model)
+            check_model_allowed(principal, request.model)
+            return ModelChoice(request.model, request.model), model
+        choice = self._watch.routes.choose(
+            request.model,
+            principal,
+            lambda by: sticky_key(request, principal, request_id, by),
+        )
+        while True:
+            try:
+                return choice, self._directory.get(choice.model)
+            except HeadraceError as error:
+                if not choice.may_leave(error):
+                    raise _not_there(error, choice.asked) from error
+                choice.next_model(error)
+
+    def find(self, name: str, principal: Principal) -> ServedModel:
+        """Return a model for questions about its tokens: of a split, what its key would get."""
+        if self._watch.routes.get(name) is None:
+            model = self._directory.get(name)
+            check_model_allowed(principal, name)
+            return model
+        choice = self._watch.routes.choose(name, principal, lambda _by: principal.key_id)
+        try:
+            return self._directory.get(choice.model)
+        except HeadraceError as error:
+            raise _not_there(error, name) from error
+
+    def check(self, name: str, principal: Principal) -> None:
+        """Raise unless the key may use a name that exists; whether a replica is there, or not.
+
+        Raises:
+            ModelNotFound: there is no such model.
+            ModelNotAllowed: the key may not use it.
+        """
+        if self._watch.routes.get(name) is None:
+            self._directory.get(name)
+        self._watch.routes.choose(name, principal, lambda _by: "")
+
+    def get(self, model: str) -> ServedModel:
+        """Return a model by its own name; raises as the directory does."""
+        return self._directory.get(model)
+
+    def listed(self, principal: Principal) -> list[Json]:
+        """Return what the key may use, models and routes, by name."""
+        cards = {card.model: card for card in self._directory.cards()}
+        shown = {
+            name: _model(card)
+            for name, card in cards.items()
+            if not principal.allowed_models or name in principal.allowed_models
+        }
+        routes = self._watch.routes
+        for name in routes.names:
+            route = routes.get(name)
+            targets = () if route is None else usable_targets(name, route, principal)
+            known = [cards[target] for target in targets if target in cards]
+            if route is not None and known:
+                shown[name] = {
+                    **_model(min(known, key=lambda card: card.context_tokens)),
+                    "id": name,
+                    "route": {"kind": route.kind, "models": list(targets)},
+                }
+        return [shown[name] for name in sorted(shown)]
+
+
+def _not_there(error: HeadraceError, asked: str) -> HeadraceError:
+    """Tell it by the name that the client knows."""
+    if isinstance(error, ModelNotFound):
+        return NoReplica(f"No replica serves {asked[:100]!r} now.", retry_after_s=1.0)
+    return error
+
+
+def _model(card: ModelCard) -> Json:
+    return {
+        "id": card.model,
+        "object": "model",
+        "created": card.created_unix_s,
+        "owned_by": "headrace",
+        "context_window": card.context_tokens,
+        "max_model_len": card.context_tokens,
+    }
