@@ -110,6 +110,8 @@ class GenerateRequest(_message.Message):
     TPOT_SLO_MS_FIELD_NUMBER: _builtins.int
     KV_SOURCE_FIELD_NUMBER: _builtins.int
     SKIP_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    CLIENT_SEED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The public request id; one id through all services."""
     model: _builtins.str
@@ -128,9 +130,11 @@ class GenerateRequest(_message.Message):
     tpot_slo_ms: _builtins.int
     skip_prefix_cache: _builtins.bool
     """True forbids the reuse of cached blocks (they are still written)."""
+    client_seed: _builtins.bool
+    """Whether the client chose the seed; engines that cannot resume may leave out a drawn one."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Prompt after templating and tokenising. At least one id."""
+        """Prompt after templating and tokenising. At least one id; empty with `text`."""
 
     @_builtins.property
     def resume(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResumeChoice]:
@@ -152,6 +156,10 @@ class GenerateRequest(_message.Message):
     def kv_source(self) -> Global___KvTransferHandle:
         """KV computed elsewhere; absent = compute here."""
 
+    @_builtins.property
+    def text(self) -> Global___TextPrompt:
+        """The prompt as it came, for a model whose card says takes_text; absent for all others."""
+
     def __init__(
         self,
         *,
@@ -172,14 +180,55 @@ class GenerateRequest(_message.Message):
         tpot_slo_ms: _builtins.int = ...,
         kv_source: Global___KvTransferHandle | None = ...,
         skip_prefix_cache: _builtins.bool = ...,
+        text: Global___TextPrompt | None = ...,
+        client_seed: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "kv_source", b"kv_source", "logprobs", b"logprobs", "sampling", b"sampling", "stopping", b"stopping"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "kv_source", b"kv_source", "logprobs", b"logprobs", "sampling", b"sampling", "stopping", b"stopping", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "constraint", b"constraint", "kv_source", b"kv_source", "logprobs", b"logprobs", "model", b"model", "n", b"n", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "seed", b"seed", "skip_prefix_cache", b"skip_prefix_cache", "stopping", b"stopping", "tpot_slo_ms", b"tpot_slo_ms", "ttft_slo_ms", b"ttft_slo_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "client_seed", b"client_seed", "constraint", b"constraint", "kv_source", b"kv_source", "logprobs", b"logprobs", "model", b"model", "n", b"n", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "seed", b"seed", "skip_prefix_cache", b"skip_prefix_cache", "stopping", b"stopping", "text", b"text", "tpot_slo_ms", b"tpot_slo_ms", "ttft_slo_ms", b"ttft_slo_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class TextPrompt(_message.Message):
+    """A prompt for an engine that renders and tokenises by itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_JSON_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    TOOLS_JSON_FIELD_NUMBER: _builtins.int
+    TEMPLATE_ARGS_JSON_FIELD_NUMBER: _builtins.int
+    ESTIMATED_TOKENS_FIELD_NUMBER: _builtins.int
+    messages_json: _builtins.str
+    """A conversation as chat templates see it: a JSON array of objects with role, content, and where
+    given name, tool_calls, tool_call_id. Empty = `prompt` is a plain text.
+    """
+    prompt: _builtins.str
+    tools_json: _builtins.str
+    """Functions that the model is shown, as a JSON array; empty = none."""
+    template_args_json: _builtins.str
+    """The client's words to the chat template, as a JSON object; empty = none."""
+    estimated_tokens: _builtins.int
+    """The gateway's guess of the prompt's length. Tokens."""
+    def __init__(
+        self,
+        *,
+        messages_json: _builtins.str = ...,
+        prompt: _builtins.str = ...,
+        tools_json: _builtins.str = ...,
+        template_args_json: _builtins.str = ...,
+        estimated_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["estimated_tokens", b"estimated_tokens", "messages_json", b"messages_json", "prompt", b"prompt", "template_args_json", b"template_args_json", "tools_json", b"tools_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextPrompt: _TypeAlias = TextPrompt  # noqa: Y015
 
 @_typing.final
 class ResumeChoice(_message.Message):
@@ -492,6 +541,9 @@ class GenerateEvent(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    USAGE_IS_ESTIMATE_FIELD_NUMBER: _builtins.int
+    usage_is_estimate: _builtins.bool
+    """True: `usage` is counted by the worker from texts and events, as its engine has not told it (yet)."""
     @_builtins.property
     def deltas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChoiceDelta]: ...
     @_builtins.property
@@ -518,10 +570,11 @@ class GenerateEvent(_message.Message):
         started: Global___Started | None = ...,
         timings: Global___Timings | None = ...,
         prompt_logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        usage_is_estimate: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["started", b"started", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "prompt_logprobs", b"prompt_logprobs", "started", b"started", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "prompt_logprobs", b"prompt_logprobs", "started", b"started", "timings", b"timings", "usage", b"usage", "usage_is_estimate", b"usage_is_estimate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -860,6 +913,7 @@ class ModelCard(_message.Message):
     CAN_EMBED_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     CREATED_UNIX_S_FIELD_NUMBER: _builtins.int
+    TAKES_TEXT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Served name."""
     fingerprint: _builtins.str
@@ -878,6 +932,11 @@ class ModelCard(_message.Message):
     kv_bytes_per_token: _builtins.int
     """Bytes of KV per token."""
     created_unix_s: _builtins.int
+    takes_text: _builtins.bool
+    """The engine is not ours and renders and tokenises by itself: there is no tokenizer to fetch,
+    requests carry `text` and no ids, answers carry text and no ids (token_id in log probabilities
+    is 0), output_tokens is what `usage` says, and a stream that is lost cannot be resumed.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -903,10 +962,11 @@ class ModelCard(_message.Message):
         can_embed: _builtins.bool = ...,
         kv_bytes_per_token: _builtins.int = ...,
         created_unix_s: _builtins.int = ...,
+        takes_text: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["recipe", b"recipe"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_bos", b"add_bos", "bos_token_id", b"bos_token_id", "can_embed", b"can_embed", "chat_template", b"chat_template", "context_tokens", b"context_tokens", "created_unix_s", b"created_unix_s", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "kv_bytes_per_token", b"kv_bytes_per_token", "model", b"model", "recipe", b"recipe", "special_tokens", b"special_tokens", "tokenizer_sha256", b"tokenizer_sha256", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_bos", b"add_bos", "bos_token_id", b"bos_token_id", "can_embed", b"can_embed", "chat_template", b"chat_template", "context_tokens", b"context_tokens", "created_unix_s", b"created_unix_s", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "kv_bytes_per_token", b"kv_bytes_per_token", "model", b"model", "recipe", b"recipe", "special_tokens", b"special_tokens", "takes_text", b"takes_text", "tokenizer_sha256", b"tokenizer_sha256", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
