@@ -89,6 +89,14 @@ class Job:
     # Text that goes before each choice's own.
     echo: str = ""
     prompt_logprobs: list[pb.TokenLogprob] = field(default_factory=list)
+    # Of an engine that tells no ids: whether any output came, and whether its counts are a guess.
+    has_text: bool = False
+    is_estimate: bool = False
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether another replica could go on where one was lost."""
+        return not (self.has_text and self.generate.HasField("text"))
 
     @property
     def is_done(self) -> bool:
@@ -98,7 +106,7 @@ class Job:
     @property
     def has_tokens(self) -> bool:
         """Whether any output exists."""
-        return any(self.tokens.values())
+        return self.has_text or any(self.tokens.values())
 
     def resumed(self) -> pb.GenerateRequest:
         """Return the request for the next attempt: with what was made so far."""
@@ -202,6 +210,8 @@ class Generator:
                 if job.is_done:
                     return
                 failure = error
+                if not job.is_resumable:
+                    raise _not_resumable() from error
                 self.metrics.resumes.labels(error.reason).inc()
                 job.pick.excluded.append(attempt.ref)
                 _log.info("%s left %s: %s", job.pick.request_id, attempt.address, error)
@@ -321,8 +331,7 @@ def _take(job: Job, ref: ReplicaRef, event: pb.GenerateEvent) -> bool:
         started = event.started.replica if event.started.HasField("replica") else ref
         if not job.replicas or ref_key(job.replicas[-1]) != ref_key(started):
             job.replicas.append(started)
-    for delta in [delta for delta in event.deltas if delta.choice_idx in job.finished]:
-        event.deltas.remove(delta)
+    _drop_ended(job, event)
     if event.prompt_logprobs:
         job.prompt_logprobs = list(event.prompt_logprobs)
     has_tokens = False
@@ -336,9 +345,30 @@ def _take(job: Job, ref: ReplicaRef, event: pb.GenerateEvent) -> bool:
             job.finished.add(delta.choice_idx)
     if event.usage.prompt_tokens:
         job.usage.CopyFrom(event.usage)
+    if job.generate.HasField("text"):
+        return _take_text(job, event)
     # Counted here: a worker that took over counts again what it redid of ended choices.
     job.usage.output_tokens = sum(len(ids) for ids in job.tokens.values())
     return has_tokens
+
+
+def _drop_ended(job: Job, event: pb.GenerateEvent) -> None:
+    for delta in [delta for delta in event.deltas if delta.choice_idx in job.finished]:
+        event.deltas.remove(delta)
+
+
+def _take_text(job: Job, event: pb.GenerateEvent) -> bool:
+    """Note an event of an engine that tells no ids; its counts stand as told."""
+    job.is_estimate = event.usage_is_estimate
+    began = not job.has_text and any(delta.text for delta in event.deltas)
+    job.has_text = job.has_text or began
+    return began
+
+
+def _not_resumable() -> HeadraceError:
+    return ReplicaLost(
+        "The engine behind this model was lost in mid-answer, and it cannot be resumed elsewhere."
+    )
 
 
 def _final(error: Unavailable) -> HeadraceError:

@@ -10,18 +10,20 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from headrace_common import blocks
+from headrace_common.errors import InvalidRequest
 from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.guard.v1 import guard_pb2
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
 from headrace_contracts.router.v1.router_pb2 import PickRequest
 from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH, Priority
 from headrace_contracts.worker.v1.worker_pb2 import GenerateRequest, Stopping
-from headrace_gateway.api_request import ApiRequest, Prompt, ServiceTier
+from headrace_gateway.api_request import ApiRequest, Endpoint, Prompt, ServiceTier
 from headrace_gateway.constraints import output_constraint
 from headrace_gateway.generation import Job
 from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.prompt import LONG_CHARS, PromptEncoder
 from headrace_gateway.prompt_sizes import check_ids, default_max_tokens, output_bound
+from headrace_gateway.text_prompt import TextEncoder, text_prompt
 
 # One encodes the next while another renders; more would only take cores from the loop.
 _NUM_THREADS = 2
@@ -54,9 +56,13 @@ class Intake:
             InvalidRequest: the template refuses it, an id is unknown, or it is too long.
         """
         check_ids(request, model.card)
+        if model.card.takes_text and request.endpoint is Endpoint.EMBEDDINGS:
+            raise InvalidRequest("This model makes no embeddings.", param="model")
         return await self.run(num_chars(request), lambda: self._encode(request, model, principal))
 
-    async def token_ids(self, request: ApiRequest, encoder: PromptEncoder) -> list[list[int]]:
+    async def token_ids(
+        self, request: ApiRequest, encoder: PromptEncoder | TextEncoder
+    ) -> list[list[int]]:
         """Encode every prompt of a request, whether it fits or not."""
         return await self.run(num_chars(request), lambda: _all_ids(request, encoder))
 
@@ -92,7 +98,7 @@ def num_chars(request: ApiRequest) -> int:
     )
 
 
-def add_id_prompts(request: ApiRequest, encoder: PromptEncoder) -> None:
+def add_id_prompts(request: ApiRequest, encoder: PromptEncoder | TextEncoder) -> None:
     """Let the guard see prompts of token ids as the text they stand for."""
     for idx, prompt in enumerate(request.prompts):
         if not isinstance(prompt, str):
@@ -150,10 +156,14 @@ def make_jobs(
             tenant_id=principal.tenant_id,
             session_id=request.session_id,
         )
+        generate = _generate(job_id, request, model, principal, prompt, seed)
+        if model.card.takes_text:
+            del generate.prompt_token_ids[:]
+            generate.text.CopyFrom(text_prompt(request, idx, len(prompt.token_ids)))
         jobs.append(
             Job(
                 pick,
-                _generate(job_id, request, model, principal, prompt, seed),
+                generate,
                 idx * request.n,
                 echo=_echo(request, idx, model.encoder),
             )
@@ -166,7 +176,7 @@ def priority_of(request: ApiRequest, principal: Principal) -> Priority.ValueType
     return PRIORITY_BATCH if request.service_tier is ServiceTier.FLEX else principal.priority
 
 
-def _echo(request: ApiRequest, prompt_idx: int, encoder: PromptEncoder) -> str:
+def _echo(request: ApiRequest, prompt_idx: int, encoder: PromptEncoder | TextEncoder) -> str:
     if not request.shown.echo:
         return ""
     prompt = request.prompts[prompt_idx]
@@ -200,10 +210,11 @@ def _generate(
         seed=seed,
         logprobs=request.logprobs,
         constraint=output_constraint(request),
+        client_seed=request.seed is not None,
     )
 
 
-def _all_ids(request: ApiRequest, encoder: PromptEncoder) -> list[list[int]]:
+def _all_ids(request: ApiRequest, encoder: PromptEncoder | TextEncoder) -> list[list[int]]:
     if request.endpoint.is_conversation:
         tools = request.tools
         shown = tools.functions if tools is not None and tools.is_offered else []
@@ -211,5 +222,5 @@ def _all_ids(request: ApiRequest, encoder: PromptEncoder) -> list[list[int]]:
     return [_prompt_ids(prompt, encoder) for prompt in request.prompts]
 
 
-def _prompt_ids(prompt: Prompt, encoder: PromptEncoder) -> list[int]:
+def _prompt_ids(prompt: Prompt, encoder: PromptEncoder | TextEncoder) -> list[int]:
     return encoder.encode_text(prompt) if isinstance(prompt, str) else list(prompt)

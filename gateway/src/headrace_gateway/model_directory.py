@@ -23,6 +23,7 @@ from headrace_contracts.types.v1.types_pb2 import ReplicaRef
 from headrace_contracts.worker.v1 import worker_pb2
 from headrace_contracts.worker.v1.worker_pb2 import ModelCard
 from headrace_gateway.prompt import PromptEncoder
+from headrace_gateway.text_prompt import TextEncoder
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class ServedModel:
     """A model with what is needed to make prompts for it."""
 
     card: ModelCard
-    encoder: PromptEncoder
+    encoder: PromptEncoder | TextEncoder
 
 
 def ref_key(ref: ReplicaRef) -> RefKey:
@@ -80,6 +81,7 @@ class ModelDirectory:
         # Models ever seen stay known: without a replica they are unavailable, not unknown.
         self._cards: dict[str, ModelCard] = {}
         self._encoders: dict[tuple[str, str], PromptEncoder] = {}
+        self._text_encoder = TextEncoder()
         self._fetches: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._running: Counter[RefKey] = Counter()
         self._addresses: Counter[str] = Counter()
@@ -202,12 +204,14 @@ class ModelDirectory:
                 for callback in list(callbacks):
                     callback()
 
-    def _encoder(self, card: ModelCard) -> PromptEncoder | None:
+    def _encoder(self, card: ModelCard) -> PromptEncoder | TextEncoder | None:
+        if card.takes_text:
+            return self._text_encoder
         return self._encoders.get((card.tokenizer_sha256, card.chat_template))
 
     def _ensure_encoder(self, card: ModelCard) -> None:
         key = (card.tokenizer_sha256, card.chat_template)
-        if key in self._encoders or key in self._fetches:
+        if card.takes_text or key in self._encoders or key in self._fetches:
             return
         task = asyncio.create_task(self._fetch(card))
         self._fetches[key] = task

@@ -22,6 +22,9 @@ def check_ids(request: ApiRequest, card: ModelCard) -> None:
     ]
     field = request.endpoint.prompt_field
     given += [(field, prompt) for prompt in request.prompts if not isinstance(prompt, str)]
+    if card.takes_text:
+        # Ids are the engine's own affair.
+        return
     for param, ids in given:
         if max(ids, default=0) >= card.vocab_size:
             raise InvalidRequest(
@@ -44,6 +47,10 @@ def output_bound(
     context, wanted = card.context_tokens, request.limits.max_tokens
     if prompt_tokens == 0:
         raise InvalidRequest("The prompt is empty.", param=param)
+    if card.takes_text:
+        # The length is a guess: the engine says what does not fit.
+        left = max(1, context - prompt_tokens)
+        return wanted or min(left, max(default_max_tokens, request.limits.min_tokens))
     if prompt_tokens >= context:
         raise ContextTooLong(
             f"This model's context holds {context} tokens, prompt and answer together; "

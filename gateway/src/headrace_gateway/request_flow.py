@@ -404,7 +404,7 @@ class RequestFlow:
             usage,
             ending,
             [ref for job in visit.jobs for ref in job.replicas],
-            estimated=any(not job.usage.prompt_tokens for job in visit.jobs),
+            estimated=any(job.is_estimate or not job.usage.prompt_tokens for job in visit.jobs),
         )
         now_s = self.clock.now_s()
         event.duration_s = now_s - visit.started_s

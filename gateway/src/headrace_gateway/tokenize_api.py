@@ -124,7 +124,10 @@ class TokenizeApi:
         return await self._counted(caller, answer)
 
     def _model(self, caller: Caller, name: str) -> ServedModel:
-        return self._names.find(name, caller.principal)
+        model = self._names.find(name, caller.principal)
+        if model.card.takes_text:
+            raise InvalidRequest("This model's tokens are not known here.", param="model")
+        return model
 
     async def _ids(
         self, model: ServedModel, request: ApiRequest | None, asked: TokenizeBody

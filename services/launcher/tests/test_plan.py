@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from headrace_common.settings import SettingsError
 from headrace_launcher.fleet_view import Role
 from headrace_launcher.plan import ChildSpec, FleetOptions, num_ports, plan_fleet
+from headrace_launcher.upstream_file import load_upstreams
 
 PORTS = list(range(20_000, 20_100))
 
@@ -121,3 +123,24 @@ def test_what_waits_for_a_worker_gets_its_time_to_start() -> None:
     specs = plan()
     slow = {name for name, spec in specs.items() if spec.start_timeout_s > 60}
     assert slow == {"router", "gateway"} | {name for name in specs if name.startswith("worker")}
+
+
+def test_upstreams_are_workers_to_the_router(tmp_path: Path) -> None:
+    """One adapter each; the key stays in its file."""
+    path = tmp_path / "upstreams.toml"
+    path.write_text(
+        'version = 1\n[upstreams.gpu-box]\nurl = "http://h:8000/v1"\nmodel = "q"\n'
+        'api_key_file = "/run/key"\ncontinuous_usage = true'
+    )
+    children = plan(upstreams=load_upstreams(path))
+    adapter = children["gpu-box"]
+    assert adapter.argv[-1] == "headrace_worker.upstream"
+    assert adapter.environment["HEADRACE_UPSTREAM_URL"] == "http://h:8000/v1"
+    assert adapter.environment["HEADRACE_UPSTREAM_API_KEY_FILE"] == "/run/key"
+    assert adapter.environment["HEADRACE_UPSTREAM_CONTINUOUS_USAGE"] == "true"
+    assert adapter.address in children["router"].environment["HEADRACE_ROUTER_WORKERS"].split(",")
+    routes = children["gateway"].environment["HEADRACE_GATEWAY_MODEL_ROUTES_FILE"]
+    assert routes == "/state/model-routes.toml"
+    path.write_text('version = 1\n[upstreams.x]\nurl = "http://user:secret@h/v1"\nmodel = "q"')
+    with pytest.raises(SettingsError, match="url"):
+        load_upstreams(path)

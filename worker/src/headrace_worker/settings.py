@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
-from headrace_common.settings import RpcServiceSettings, config
+from headrace_common.settings import RpcServiceSettings, SettingsError, config
 
 
 def default_cache_dir() -> Path:
@@ -74,3 +74,77 @@ class WorkerSettings(RpcServiceSettings):
         description="Time without a completed step, while work is pending, after which the worker "
         "says STUCK. Seconds.",
     )
+
+
+class UpstreamSettings(RpcServiceSettings):
+    """Environment of an upstream adapter, prefix `HEADRACE_UPSTREAM_`."""
+
+    prefix: ClassVar[str] = "HEADRACE_UPSTREAM_"
+    model_config = config(prefix)
+
+    worker_id: str = Field(
+        "upstream-1",
+        pattern=r"^[A-Za-z0-9._-]{1,64}$",
+        description="Name of this worker; unique in the fleet, the same after a restart.",
+    )
+    url: str = Field(
+        pattern=r"^https?://[^\s@]+$",
+        description="Base URL of the server's API, such as http://127.0.0.1:8000/v1.",
+    )
+    model: str = Field(min_length=1, max_length=200, description="The model's name over there.")
+    model_name: str = Field(
+        "", max_length=200, description="Name under which it is served here; empty = the same."
+    )
+    api_key: SecretStr = Field(
+        SecretStr(""), description="Key for the server; never logged. Empty = none."
+    )
+    api_key_file: Path | None = Field(
+        None, description="File that holds the key, read at start; wins over the key itself."
+    )
+    kafka_bootstrap: str = Field(
+        "", description="host:port of Kafka for the worker's own usage records; empty = none."
+    )
+    context_tokens: int = Field(
+        0,
+        ge=0,
+        le=1 << 31,
+        description="Prompt and output together, for servers that do not tell; 0 = as they tell, "
+        "else 32,768. Tokens.",
+    )
+    max_requests: int = Field(
+        256, ge=1, le=65536, description="Most requests under way; beyond that they are refused."
+    )
+    connect_timeout_s: float = Field(
+        5.0, gt=0, le=600, description="Longest wait for a connection. Seconds."
+    )
+    silence_timeout_s: float = Field(
+        120.0, gt=0, le=3600, description="A stream silent for so long is given up. Seconds."
+    )
+    continuous_usage: bool = Field(
+        False,
+        description="Ask for counts with each event, as vLLM, SGLang and Headrace give them: exact "
+        "bills for clients that leave in mid-answer. Other servers may refuse it.",
+    )
+    probe_interval_s: float = Field(
+        2.0, gt=0, le=600, description="Time between two looks at the server's health. Seconds."
+    )
+
+    @property
+    def served_name(self) -> str:
+        """The model's name in this fleet."""
+        return self.model_name or self.model
+
+    def key(self) -> str:
+        """Return the server's key; empty = none.
+
+        Raises:
+            SettingsError: its file cannot be read.
+        """
+        if self.api_key_file is None:
+            return self.api_key.get_secret_value()
+        try:
+            return self.api_key_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(
+                f"the file of the upstream's key cannot be read: {error}"
+            ) from error

@@ -27,7 +27,16 @@ if TYPE_CHECKING:
 Handler = Callable[[LauncherSettings, Namespace], int]
 _DOWN_TIMEOUT_S = 180.0
 # Options that stand for a setting of the same name.
-_SETTINGS = ("state_dir", "host", "port", "workers", "model", "model_name", "model_routes_file")
+_SETTINGS = (
+    "state_dir",
+    "host",
+    "port",
+    "workers",
+    "model",
+    "model_name",
+    "model_routes_file",
+    "upstreams_file",
+)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -115,6 +124,10 @@ def _add_fleet_commands(commands: _Commands) -> None:
         "--models", type=Path, dest="model_routes_file", metavar="FILE",
         help="model routes: aliases, splits, fallbacks (default: model-routes.toml in the state "
         "directory, once it is there)",
+    )  # fmt: skip
+    start.add_argument(
+        "--upstreams", type=Path, dest="upstreams_file", metavar="FILE",
+        help="OpenAI-compatible servers that work in this fleet (docs/upstreams.md)",
     )  # fmt: skip
     stop = _command(commands, "down", "drain and stop the fleet", "running:down")
     stop.add_argument(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
 from headrace_common.errors import HeadraceError
 from headrace_common.lifecycle import cancel_and_wait
+from headrace_common.settings import SettingsError
 from headrace_launcher import model_fetch, model_prepare, programs
 from headrace_launcher.billing_client import open_billing
 from headrace_launcher.child_state import ChildState, RestartPolicy
@@ -28,6 +29,7 @@ from headrace_launcher.settings import LauncherSettings, child_environment
 from headrace_launcher.state_dir import StateDir, own_identity
 from headrace_launcher.supervisor import Supervisor
 from headrace_launcher.text import say
+from headrace_launcher.upstream_file import Upstream, load_upstreams
 from headrace_launcher.worker_progress import loading_progress
 
 _SHOW_INTERVAL_S = 0.1
@@ -180,8 +182,15 @@ class Fleet:
             drain_grace_s=settings.drain_grace_s,
             num_cpus=os.cpu_count() or 1,
             model_routes_file=settings.model_routes_file,
+            upstreams=self._upstreams(),
         )
         return plan_fleet(options, free_ports(num_ports(options)))
+
+    def _upstreams(self) -> Mapping[str, Upstream]:
+        try:
+            return load_upstreams(self._settings.upstreams_file)
+        except SettingsError as error:
+            raise FleetError(str(error)) from error
 
     async def _first_key(self) -> FirstKey:
         self._collect()

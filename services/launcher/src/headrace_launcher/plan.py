@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from headrace_launcher.fleet_view import Role
+from headrace_launcher.upstream_file import Upstream
 
 _SERVICE_START_S = 60.0
 _WORKER_START_S = 600.0  # a big model, a cold disk
@@ -49,6 +50,8 @@ class FleetOptions:
     num_cpus: int = 1
     # None = in the state directory.
     model_routes_file: Path | None = None
+    # Engines of another make, by name of their worker.
+    upstreams: Mapping[str, Upstream] = field(default_factory=dict)
     # Of the guard; None = it goes without.
     embedding_dir: Path | None = None
 
@@ -92,7 +95,8 @@ _STOP_STAGE = {
 
 def num_ports(options: FleetOptions) -> int:
     """Return how many inner ports the fleet may need."""
-    return 2 + 2 * len(_SERVICES) + 2 * options.num_workers + 1 + 1
+    num_workers = options.num_workers + len(options.upstreams)
+    return 2 + 2 * len(_SERVICES) + 2 * num_workers + 1 + 1
 
 
 def plan_fleet(options: FleetOptions, ports: list[int]) -> list[ChildSpec]:
@@ -112,6 +116,7 @@ class _Planner:
         self._valkey, self._kafka = next(inner), next(inner)
         self._address = {name: next(inner) for name in _SERVICES}
         self._workers = [(next(inner), next(inner)) for _ in range(options.num_workers)]
+        self._upstreams = {name: (next(inner), next(inner)) for name in options.upstreams}
         self._metrics = {name: next(inner) for name in (*_SERVICES, "gateway")}
         self._admin = next(inner)
         self._address["gateway"] = f"{options.host}:{options.port}"
@@ -127,7 +132,9 @@ class _Planner:
         services = [self._service(name, store_names) for name in _SERVICES]
         worker_needs = (*store_names, MODEL_GATE)
         workers = [self._worker(idx, worker_needs) for idx in range(len(self._workers))]
-        return [*stores, *services, *workers, self._service("gateway", _GATEWAY_NEEDS)]
+        upstreams = [self._upstream(name, store_names) for name in self._upstreams]
+        gateway = self._service("gateway", _GATEWAY_NEEDS)
+        return [*stores, *services, *workers, *upstreams, gateway]
 
     def _valkey_server(self) -> ChildSpec:
         host, _, port = self._valkey.rpartition(":")
@@ -198,7 +205,8 @@ class _Planner:
                     "MODEL_ROUTES_FILE": str(routes),
                 }
             case "router":
-                workers = ",".join(address for address, _ in self._workers)
+                both = (*self._workers, *self._upstreams.values())
+                workers = ",".join(address for address, _ in both)
                 return {"REDIS_URL": self._redis_url, "WORKERS": workers}
             case "cache-index":
                 return {"REDIS_URL": self._redis_url}
@@ -253,6 +261,30 @@ class _Planner:
                 "OMP_NUM_THREADS": num_threads,
             },
             start_timeout_s=_WORKER_START_S,
+            stop_grace_s=self._options.drain_grace_s + _STOP_MARGIN_S,
+        )
+
+    def _upstream(self, name: str, needs: tuple[str, ...]) -> ChildSpec:
+        address, metrics_address = self._upstreams[name]
+        prefix = "HEADRACE_UPSTREAM_"
+        own = {
+            **self._options.upstreams[name].environment(),
+            "LISTEN": address,
+            "METRICS_LISTEN": metrics_address,
+            "WORKER_ID": name,
+            "KAFKA_BOOTSTRAP": self._bootstrap,
+        }
+        return ChildSpec(
+            name=name,
+            role=Role.SERVICE,
+            argv=(sys.executable, "-m", "headrace_worker.upstream"),
+            address=address,
+            metrics_address=metrics_address,
+            probe=ProbeKind.HTTP,
+            needs=needs,
+            stop_stage=_STOP_STAGE["worker"],
+            environment={prefix + key: value for key, value in own.items()},
+            defaults=self._common_defaults(prefix),
             stop_grace_s=self._options.drain_grace_s + _STOP_MARGIN_S,
         )
 

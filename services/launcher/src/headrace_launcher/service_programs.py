@@ -13,6 +13,10 @@ from collections.abc import Sequence
 # Words of the command: (module, what it does).
 PROGRAMS = {
     ("simulate",): ("headrace_router.simulate", "compare picking policies on a trace"),
+    ("worker", "upstream"): (
+        "headrace_worker.upstream",
+        "serve an OpenAI-compatible server as a worker",
+    ),
     ("worker", "bench"): ("headrace_worker.bench", "measure the engine on this machine"),
 }
 _INTERRUPTED = 130

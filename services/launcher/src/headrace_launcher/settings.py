@@ -45,6 +45,9 @@ class LauncherSettings(ServiceSettings):
         None,
         description="TOML file of model routes; default model-routes.toml in the state directory.",
     )
+    upstreams_file: Path | None = Field(
+        None, description="TOML file of OpenAI-compatible servers that work in this fleet."
+    )
     redis_url: str = Field(
         "", description="Redis to use, e.g. redis://host:6379/0; empty = start valkey-server."
     )

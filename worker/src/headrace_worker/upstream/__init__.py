@@ -1,0 +1,1 @@
+"""A worker whose engine is somebody else's OpenAI-compatible server."""

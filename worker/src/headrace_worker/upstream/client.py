@@ -1,0 +1,221 @@
+"""HTTP to the server: streams, health and load. Owns the connections."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from headrace_common.errors import (
+    ContextTooLong,
+    HeadraceError,
+    Internal,
+    InvalidRequest,
+    ModelNotFound,
+    QueueFull,
+    ReplicaLost,
+    Unavailable,
+)
+
+_log = logging.getLogger(__name__)
+
+Json = dict[str, Any]  # Any: JSON values
+_MAX_LINE_BYTES = 8 << 20
+_MAX_ERROR_BYTES = 64 << 10
+_PROBE_TIMEOUT_S = 5.0
+# What servers call the same two numbers.
+_RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing")
+_WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred")
+
+
+@dataclass(frozen=True)
+class UpstreamModel:
+    """What the server says of a model."""
+
+    context_tokens: int = 0
+    created_unix_s: int = 0
+
+
+@dataclass(frozen=True)
+class UpstreamLoad:
+    """Requests at the server, whoever sent them; None = it does not tell."""
+
+    num_running: int | None = None
+    num_waiting: int | None = None
+
+
+class UpstreamClient:
+    """One server.
+
+    Args:
+        url: base URL, such as http://host:8000/v1.
+        api_key: empty = none. Never logged.
+        connect_timeout_s: longest wait for a connection.
+        silence_timeout_s: longest wait between two pieces of an answer.
+    """
+
+    def __init__(
+        self, url: str, api_key: str, connect_timeout_s: float, silence_timeout_s: float
+    ) -> None:
+        self._url = url.rstrip("/")
+        self._root = self._url.removesuffix("/v1")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        # Why the server is away, for the log; empty = it is there.
+        self.trouble = ""
+        self._http = httpx.AsyncClient(
+            headers=headers,
+            timeout=httpx.Timeout(silence_timeout_s, connect=connect_timeout_s, pool=None),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+        )
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, body: Json, request_id: str
+    ) -> AsyncIterator[AsyncIterator[Json]]:
+        """Send a request; yield the chunks of its answer. Leaving closes the connection.
+
+        Raises:
+            HeadraceError: it was refused, or the server cannot be reached.
+        """
+        headers = {"x-request-id": request_id}
+        try:
+            async with self._http.stream(
+                "POST", self._url + path, json=body, headers=headers
+            ) as response:
+                if response.status_code != 200:
+                    raise await _refusal(response)
+                yield _chunks(response)
+        except httpx.TimeoutException as error:
+            raise Unavailable("The engine behind this model does not answer.") from error
+        except httpx.HTTPError as error:
+            _log.info("%s: the upstream was lost: %r", request_id, error)
+            raise ReplicaLost("The engine behind this model was lost.") from error
+
+    async def fetch_model(self, name: str) -> UpstreamModel | None:
+        """Return what the server says of a model; None = it does not serve it, or not now."""
+        try:
+            answer = await self._http.get(f"{self._url}/models", timeout=_PROBE_TIMEOUT_S)
+            if answer.status_code in (404, 405):
+                health = await self._http.get(f"{self._root}/health", timeout=_PROBE_TIMEOUT_S)
+                health.raise_for_status()
+                self.trouble = ""
+                return UpstreamModel()
+            answer.raise_for_status()
+            for model in answer.json()["data"]:
+                if model["id"] == name:
+                    context = model.get("max_model_len") or model.get("context_window") or 0
+                    self.trouble = ""
+                    return UpstreamModel(int(context), int(model.get("created") or 0))
+            self.trouble = f"there, without the model {name!r}"
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            self.trouble = f"away: {error!r}"
+        return None
+
+    async def fetch_load(self) -> UpstreamLoad:
+        """Return the server's own load, where its /metrics tells it."""
+        try:
+            answer = await self._http.get(f"{self._root}/metrics", timeout=_PROBE_TIMEOUT_S)
+            answer.raise_for_status()
+        except httpx.HTTPError:
+            return UpstreamLoad()
+        return read_load(answer.text)
+
+    async def close(self) -> None:
+        """Drop the connections."""
+        await self._http.aclose()
+
+
+def read_load(text: str) -> UpstreamLoad:
+    """Read the two numbers out of a page of Prometheus metrics. Pure."""
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        name = line.split("{", 1)[0].split(" ", 1)[0]
+        if name in _RUNNING or name in _WAITING:
+            try:
+                value = float(line.rsplit(" ", 1)[1])
+            except (IndexError, ValueError):
+                continue
+            found[name] = found.get(name, 0.0) + value
+
+    def first(names: tuple[str, ...]) -> int | None:
+        return next((int(found[name]) for name in names if name in found), None)
+
+    return UpstreamLoad(first(_RUNNING), first(_WAITING))
+
+
+async def _chunks(response: httpx.Response) -> AsyncIterator[Json]:
+    """Yield the JSON of each event until [DONE]; an end without it is a loss."""
+    data: list[str] = []
+    async for line in response.aiter_lines():
+        if len(line) > _MAX_LINE_BYTES:
+            raise Unavailable("The engine behind this model answers in no known form.")
+        if line.startswith("data:"):
+            data.append(line[5:].removeprefix(" "))
+        elif not line and data:
+            text, data = "\n".join(data), []
+            if text == "[DONE]":
+                return
+            try:
+                chunk = json.loads(text)
+            except ValueError as error:
+                raise Unavailable(
+                    "The engine behind this model answers in no known form."
+                ) from error
+            if isinstance(chunk, dict):
+                yield chunk
+    raise ReplicaLost("The engine behind this model ended in mid-answer.")
+
+
+async def _refusal(response: httpx.Response) -> HeadraceError:
+    """Translate the server's refusal; of its text only that of wrong requests goes further."""
+    body = b""
+    async for piece in response.aiter_bytes():
+        body += piece
+        if len(body) > _MAX_ERROR_BYTES:
+            break
+    message, param, code = _told(body)
+    status = response.status_code
+    retry_after_s = _seconds(response.headers.get("retry-after"))
+    if status in (429, 529):
+        return QueueFull(
+            "The engine behind this model is full.", retry_after_s=retry_after_s or 1.0
+        )
+    if status in (401, 403):
+        _log.error("the upstream refuses our key: %d", status)
+        return Unavailable("The engine behind this model refuses us.", retry_after_s=30.0)
+    if status == 404:
+        return ModelNotFound("The engine behind this model does not know it.", param="model")
+    if status >= 500:
+        return Unavailable("The engine behind this model failed.", retry_after_s=1.0)
+    if status in (400, 413, 422):
+        if code == "context_length_exceeded" or "context length" in message.lower():
+            return ContextTooLong(message, param=param)
+        return InvalidRequest(message, param=param)
+    _log.error("the upstream answers with status %d", status)
+    return Internal()
+
+
+def _told(body: bytes) -> tuple[str, str | None, str]:
+    fallback = "The engine behind this model refuses the request."
+    try:
+        said = json.loads(body)
+        said = said.get("error", said)
+        if isinstance(said, str):
+            return said[:500], None, ""
+        message = str(said.get("message") or fallback)[:500]
+        param = said.get("param")
+        return message, param if isinstance(param, str) else None, str(said.get("code") or "")
+    except (ValueError, AttributeError):
+        return fallback, None, ""
+
+
+def _seconds(value: str | None) -> float | None:
+    try:
+        return None if value is None else max(0.0, min(float(value), 3600.0))
+    except ValueError:
+        return None
