@@ -107,6 +107,8 @@ class _AuditKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditKind.V
     """The judgement of one choice of an output, written at its end."""
     AUDIT_KIND_SENT: _AuditKind.ValueType  # 3
     """What the gateway says it sent."""
+    AUDIT_KIND_MODERATION: _AuditKind.ValueType  # 4
+    """The scores of one call of Moderate: what was flagged, by text."""
 
 class AuditKind(_AuditKind, metaclass=_AuditKindEnumTypeWrapper): ...
 
@@ -117,6 +119,8 @@ AUDIT_KIND_OUTPUT: AuditKind.ValueType  # 2
 """The judgement of one choice of an output, written at its end."""
 AUDIT_KIND_SENT: AuditKind.ValueType  # 3
 """What the gateway says it sent."""
+AUDIT_KIND_MODERATION: AuditKind.ValueType  # 4
+"""The scores of one call of Moderate: what was flagged, by text."""
 Global___AuditKind: _TypeAlias = AuditKind  # noqa: Y015
 
 @_typing.final
