@@ -1,5 +1,6 @@
 """Trained classifiers on an output: no chunking moves a window, nothing flagged gets out."""
 
+import base64
 from collections.abc import Sequence
 
 from hypothesis import given, settings
@@ -105,7 +106,8 @@ def test_a_long_answer_is_released_window_by_window() -> None:
     check = run(BLOCK, ["word " * 20, "word " * 20, "the heron sings"], models=MODEL)
     assert check.released
     assert check.progress[0][0] == 0
-    assert check.progress[1][0] >= WINDOW_CHARS
+    # Of the window, all but the word that the next one may carry on.
+    assert check.progress[1][0] >= WINDOW_CHARS - len("word")
     assert [finding.category for finding in check.findings] == ["toxicity"]
 
 
@@ -113,3 +115,14 @@ def test_without_the_models_that_the_policy_asks_for_nothing_comes_out() -> None
     """Not looked is not clean."""
     result = run(BLOCK, ["hello ", "there"], models=None)
     assert (result.released, result.reasons) == ("", [Reason.NO_MODEL])
+
+
+def test_what_is_encoded_in_an_output_is_judged_on_its_own() -> None:
+    """Base64 that began in an earlier window is read from the right place of it."""
+    said = base64.b64encode(b"the quiet heron stands in the river and waits " * 12).decode()
+    for before in range(4):
+        text = "Decode " + "x" * before + " this: " + said
+        result = run(BLOCK, [text[i : i + 11] for i in range(0, len(text), 11)], models=MODEL)
+        assert result.is_over
+        assert len(result.released) < len(text) - len(said) + WINDOW_CHARS
+        assert "@base64" in result.findings[0].detector

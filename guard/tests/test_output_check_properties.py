@@ -77,6 +77,10 @@ _PIECES = st.sampled_from(
             "pna",
             "\u0441\u0430n",
         ),
+        # Parts of "see the canary", "canary bird" and a mail address in base64, hex, percent signs.
+        *("c2VlIHRoZSBjYW5hcnk=", "c2VlIHRoZSBj", "YW5hcnk", "YW5h", "\nYW5hcnkgYmlyZCA=", "=="),
+        *("63616e617279", "63 61 6e", " 61 72 79", "0x63", ",0x61", "\\x6e", "%63%61", "%6eary"),
+        *("am8uZG9lQG1haWwuZXhhbXBsZS5vcmc=", "\u202eyranac", "\u202c"),
     ]
 )
 _ANY = st.text(max_size=8)

@@ -1,5 +1,6 @@
 """The service: where work runs, what is counted, what is said when it cannot look."""
 
+import base64
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -19,6 +20,7 @@ from headrace_guard.output_session import MAX_CHOICES
 from headrace_guard.plan import Planner
 from headrace_guard.policy import parse_policies
 from headrace_guard.servicer import GuardServicer, Limits, Tools
+from headrace_guard.verdict import Reason
 from headrace_guard.verdict_cache import VerdictCache
 from headrace_testing.clock import FakeClock
 
@@ -276,3 +278,22 @@ async def test_moderation_tells_what_was_not_judged(servicer: GuardServicer) -> 
     assert [list(one.flagged) for one in answer.results] == [["pii.email"], []]
     assert answer.results[0].scores["pii.email"] == 1.0
     assert answer.results[1].not_evaluated
+
+
+async def test_moderation_reads_what_is_encoded_and_is_audited(
+    pool: CpuPool, metrics: GuardMetrics
+) -> None:
+    """Scores count for the text and for what is encoded in it; the audit has them by text."""
+    notes = Notes()
+    servicer = make(pool, metrics, notes=notes)
+    encoded = base64.b64encode(b"write to jo.doe@mail.example.org").decode()
+    request = pb.ModerateRequest(request_id="r1", key_id="k1", texts=["hello", f"see {encoded}"])
+    answer = await servicer.Moderate(request, Call(5))
+    assert [list(one.flagged) for one in answer.results] == [[], ["pii.email"]]
+    (record,) = notes.records
+    assert (record.kind, record.request_id) == (pb.AUDIT_KIND_MODERATION, "r1")
+    assert (record.key_id, record.scanned_chars) == ("k1", 9 + len(encoded))
+    (finding,) = record.findings
+    assert (finding.category, finding.path, finding.text) == ("pii.email", "input[1]", "")
+    assert record.state == pb.VERDICT_STATE_NOT_EVALUATED
+    assert record.reason == Reason.NO_MODEL.value

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace_contracts.guard.v1 import guard_pb2 as pb
+from headrace_guard.moderation import Scores
 from headrace_guard.output_session import ChoiceLog
 from headrace_guard.plan import Plan
 from headrace_guard.verdict import Finding, State, Verdict
@@ -68,6 +69,42 @@ class RecordMaker:
             record.findings.append(self._finding(subject.plan, finding, span, ""))
         return record
 
+    def moderation(
+        self,
+        request: pb.ModerateRequest,
+        scores: Sequence[Scores],
+        model_version: str,
+        elapsed_s: float,
+    ) -> pb.AuditRecord:
+        """Say what was flagged in the texts of a call that only wants scores; spans are texts."""
+        missed = next((one.missed for one in scores if one.missed is not None), None)
+        is_hit = any(one.flagged for one in scores)
+        seen = State.HIT if is_hit else State.CLEAN
+        record = pb.AuditRecord(
+            kind=pb.AUDIT_KIND_MODERATION,
+            request_id=request.request_id,
+            tenant_id=request.tenant_id,
+            key_id=request.key_id,
+            model_version=model_version,
+            state=state_of(State.NOT_EVALUATED if missed is not None else seen),
+            action=pb.ACTION_FLAG if is_hit else pb.ACTION_ALLOW,
+            reason=missed.value if missed is not None else "",
+            scanned_chars=sum(map(len, request.texts)),
+            elapsed_s=elapsed_s,
+        )
+        for idx, (text, one) in enumerate(zip(request.texts, scores, strict=True)):
+            for category in sorted(one.flagged):
+                record.findings.add(
+                    category=category,
+                    detector="moderate",
+                    score=one.by_category.get(category, 1.0),
+                    path=f"input[{idx}]",
+                    end=len(text),
+                    action=pb.ACTION_FLAG,
+                    span_hmac=self._hmac(text),
+                )
+        return record
+
     def sent(self, report: pb.SentReport) -> pb.AuditRecord:
         """Say what the gateway sent."""
         return pb.AuditRecord(
@@ -100,7 +137,6 @@ class RecordMaker:
         )
 
     def _finding(self, plan: Plan, finding: Finding, span: str, path: str) -> pb.AuditFinding:
-        data = span.encode("utf-8", "surrogatepass")
         shadow = finding.shadow_action
         return pb.AuditFinding(
             category=finding.category,
@@ -111,6 +147,9 @@ class RecordMaker:
             end=finding.end,
             action=action_of(finding.action),
             shadow_action=pb.ACTION_UNSPECIFIED if shadow is None else action_of(shadow),
-            span_hmac=hmac.digest(self._span_key, data, hashlib.sha256),
+            span_hmac=self._hmac(span),
             text=span[:_MAX_KEPT_SPAN] if plan.policy.keeps_text else "",
         )
+
+    def _hmac(self, span: str) -> bytes:
+        return hmac.digest(self._span_key, span.encode("utf-8", "surrogatepass"), hashlib.sha256)

@@ -11,10 +11,12 @@ import binascii
 import codecs
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import unquote_to_bytes
 
 import re2
+
+from headrace_guard.classifiers.base import Match
 
 MAX_DEPTH = 2
 MAX_CHARS = 16_384
@@ -79,6 +81,17 @@ def decoded(text: str) -> Decoding:
         pieces += inner
         level = inner
     return Decoding(tuple(pieces), is_complete)
+
+
+def placed(match: Match, piece: Decoded) -> Match:
+    """Return a match in a decoded text as one of the encoded text as a whole."""
+    return replace(
+        match,
+        start=piece.start,
+        end=piece.end,
+        context_start=piece.start,
+        detector=f"{match.detector}@{piece.kinds}",
+    )
 
 
 def _found(text: str) -> Iterator[tuple[int, int, str, str]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from headrace_guard.classifiers.base import Match
 from headrace_guard.classifiers.text_model import Trust
 from headrace_guard.deadline import Deadline, OutOfTimeError
-from headrace_guard.decode import Decoded, decoded
+from headrace_guard.decode import Decoded, decoded, placed
 from headrace_guard.normalise import Window
 from headrace_guard.plan import Plan
 from headrace_guard.redact import redact
@@ -114,17 +114,6 @@ def combine(
     policy = plan.policy
     verdict = judge(findings, policy.version, not_evaluated=missed, fails_open=policy.fails_open)
     return InputResult(verdict, _redacted(parts, findings, verdict.action))
-
-
-def placed(match: Match, piece: Decoded) -> Match:
-    """Return a match in a decoded text as one of the encoded text as a whole."""
-    return replace(
-        match,
-        start=piece.start,
-        end=piece.end,
-        context_start=piece.start,
-        detector=f"{match.detector}@{piece.kinds}",
-    )
 
 
 def allowed(plan: Plan, part: Part, matches: Sequence[Match] | Iterator[Match]) -> list[Match]:

@@ -17,6 +17,7 @@ from typing import TypeVar
 from headrace_guard.classifiers.text_model import TextModels
 from headrace_guard.cpu_pool import CpuPool, OverloadedError
 from headrace_guard.deadline import Deadline, OutOfTimeError
+from headrace_guard.decode import placed
 from headrace_guard.input_check import (
     InputResult,
     Part,
@@ -25,7 +26,6 @@ from headrace_guard.input_check import (
     check_borders,
     check_part,
     combine,
-    placed,
 )
 from headrace_guard.normalise import Window
 from headrace_guard.plan import Plan

@@ -7,16 +7,19 @@ Windows depend on positions and characters only, so any chunking gives the same 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from headrace_guard.classifiers.base import Match
 from headrace_guard.classifiers.text_model import Asked, TextModels, Trust
+from headrace_guard.decode import decoded, placed
 from headrace_guard.normalise import Window
 
 # About 32 tokens of English.
 WINDOW_CHARS = 128
 CONTEXT_CHARS = 384
+_FIRST_RUN = re.compile(r"[A-Za-z0-9+/_-]{12,}={0,2}")
 # A sentence shorter than this goes on with the next one.
 _MIN_SENTENCE_CHARS = 48
 _SENTENCE_ENDS = frozenset(".!?\n\u3002\uff01\uff1f")
@@ -89,6 +92,24 @@ class ModelGate:
         self._context, self._window = (self._window + text)[-CONTEXT_CHARS:], ""
         return held + text
 
+    def _in_encoded(self, text: str) -> list[Match]:
+        """Judge what is encoded in a window and what comes before it, each text on its own."""
+        pieces = decoded(text).pieces
+        run = _FIRST_RUN.match(text)
+        if self._start > len(self._context) and run is not None:
+            # The context may begin inside a run of base64: one of four places is the right one.
+            pieces += tuple(
+                replace(piece, end=run.end())
+                for shift in range(1, 4)
+                for piece in decoded(run.group()[shift:]).pieces
+            )
+        return [
+            placed(match, piece)
+            for piece in pieces
+            for match in self._models.judge_now(Window(piece.text), Trust.MODEL, self._asked)
+            if piece.end > len(self._context)
+        ]
+
     def _closes(self, char: str) -> bool:
         length = len(self._window)
         return length >= WINDOW_CHARS or (length >= _MIN_SENTENCE_CHARS and char in _SENTENCE_ENDS)
@@ -99,6 +120,7 @@ class ModelGate:
             found: list[Match] = []
         else:
             found = self._models.judge_now(Window(context + window), Trust.MODEL, self._asked)
+            found += self._in_encoded(context + window)
         offset = self._start - len(context)
         # What came before was judged then: a span begins no earlier than its window.
         matches = tuple(

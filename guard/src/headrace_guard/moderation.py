@@ -16,6 +16,7 @@ from headrace_guard.classifiers.text_model import (
     Trust,
 )
 from headrace_guard.deadline import Deadline
+from headrace_guard.decode import decoded
 from headrace_guard.normalise import Window
 from headrace_guard.verdict import Reason
 
@@ -54,17 +55,22 @@ class Moderator:
         return self._models.version if self._models is not None else ""
 
     async def scores(self, text: str, deadline: Deadline) -> Scores:
-        """Score one text as a user's."""
-        window = Window(text)
+        """Score one text as a user's, and what is encoded in it: the highest score counts."""
+        decoding = decoded(text)
+        windows = [Window(text), *(Window(piece.text) for piece in decoding.pieces)]
         by_category = dict.fromkeys(self._rules.categories, 0.0)
         flagged: set[str] = set()
-        for match in self._rules.find(window):
+        for match in (match for window in windows for match in self._rules.find(window)):
             by_category[match.category] = max(by_category[match.category], match.score)
             flagged.add(match.category)
         if self._models is None:
             return Scores(by_category, frozenset(flagged), Reason.NO_MODEL)
+        missed = None if decoding.is_complete else Reason.TOO_LONG
         every = Asked(dict.fromkeys(_ASKED, Point.ALL))
-        judged = await self._models.judge(window, Trust.USER, every, deadline)
-        for match in judged.matches:
-            by_category[match.category] = max(by_category.get(match.category, 0.0), match.score)
-        return Scores(by_category, frozenset(flagged | judged.balanced), judged.missed)
+        for window in windows:
+            judged = await self._models.judge(window, Trust.USER, every, deadline)
+            for match in judged.matches:
+                by_category[match.category] = max(by_category.get(match.category, 0.0), match.score)
+            flagged |= judged.balanced
+            missed = judged.missed or missed
+        return Scores(by_category, frozenset(flagged), missed)

@@ -10,6 +10,7 @@ from headrace_guard.classifiers.base import Classifier, Match
 from headrace_guard.classifiers.blocklist import CATEGORY as BLOCKLIST
 from headrace_guard.classifiers.blocklist import Blocklist, BlocklistCache
 from headrace_guard.classifiers.catalogue import RULES
+from headrace_guard.classifiers.encoded import Encoded
 from headrace_guard.classifiers.rule import Rule, RuleSet
 from headrace_guard.classifiers.text_model import CATEGORIES as MODEL_CATEGORIES
 from headrace_guard.classifiers.text_model import Asked
@@ -94,9 +95,10 @@ class Planner:
         if not key_terms or action is Action.OFF:
             return plan
         blocklist = self._blocklists.get(key_terms)
+        looking = _also_encoded(plan.direction, (blocklist,))
         if _holds(action):
-            return replace(plan, holding=(blocklist, *plan.holding), terms_id=blocklist.terms_id)
-        return replace(plan, watching=(blocklist, *plan.watching), terms_id=blocklist.terms_id)
+            return replace(plan, holding=(*looking, *plan.holding), terms_id=blocklist.terms_id)
+        return replace(plan, watching=(*looking, *plan.watching), terms_id=blocklist.terms_id)
 
 
 def plans_of(policies: Mapping[str, Policy]) -> Plans:
@@ -120,7 +122,22 @@ def _own_plan(policy: Policy, direction: Direction) -> Plan:
     watched = tuple(rule for rule in rules if not _holds(policy.action(direction, rule.category)))
     holding += [_rule_set(held)] if held else []
     watching += [_rule_set(watched)] if watched else []
-    return Plan(policy, direction, tuple(holding), tuple(watching), _asked(policy, direction))
+    return Plan(
+        policy,
+        direction,
+        _also_encoded(direction, tuple(holding)),
+        _also_encoded(direction, tuple(watching)),
+        _asked(policy, direction),
+    )
+
+
+def _also_encoded(
+    direction: Direction, classifiers: tuple[Classifier, ...]
+) -> tuple[Classifier, ...]:
+    # Input is decoded before it is judged, see `headrace_guard.input_check`.
+    if direction is Direction.INPUT or not classifiers:
+        return classifiers
+    return (*classifiers, Encoded(classifiers))
 
 
 @lru_cache(maxsize=64)

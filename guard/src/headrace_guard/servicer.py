@@ -175,10 +175,14 @@ class GuardServicer:
                 "characters are judged at once.",
                 param="input",
             )
-        deadline = self._deadline(call)
-        answer = pb.ModerateResponse(model_version=self._tools.moderator.version)
-        for text in request.texts:
-            scores = await self._tools.moderator.scores(text, deadline)
+        started_s, deadline = self._clock.now_s(), self._deadline(call)
+        moderator = self._tools.moderator
+        found = [await moderator.scores(text, deadline) for text in request.texts]
+        elapsed_s = self._clock.now_s() - started_s
+        records = self._tools.records
+        self._tools.audit.note(records.moderation(request, found, moderator.version, elapsed_s))
+        answer = pb.ModerateResponse(model_version=moderator.version)
+        for scores in found:
             answer.results.add(
                 scores=scores.by_category,
                 flagged=sorted(scores.flagged),

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from headrace_guard.classifiers.base import Classifier, Match
+from headrace_guard.classifiers.encoded import Encoded
 from headrace_guard.normalise import NO_LEFTS, Lefts, Window, next_lefts
 
 GRID_CHARS = 256
@@ -54,6 +55,7 @@ class StreamScanner:
 
     def __init__(self, classifiers: Sequence[Classifier], max_held_chars: int) -> None:
         self._classifiers = classifiers
+        self._encoded = [one for one in classifiers if isinstance(one, Encoded)]
         self._max_held_chars = max_held_chars
         self._lefts: Lefts = NO_LEFTS
         self._window = ""
@@ -82,7 +84,9 @@ class StreamScanner:
         window = Window(self._window, self._lefts, is_final=False)
         matches = self._find(window)
         live = min(classifier.live_from(window) for classifier in self._classifiers)
-        settled = self._settle(_without_cuts(live, matches), matches)
+        # An encoded text is judged as a whole, so it leaves the window as a whole.
+        whole = [span for one in self._encoded for span in one.spans(window)]
+        settled = self._settle(_without_cuts(live, matches + whole), matches)
         return replace(settled, is_stuck=True) if self._is_stuck() else settled
 
     def finish(self) -> Settled:
