@@ -117,12 +117,17 @@ class PickProgress(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     TTFT_S_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    FAILED_REASON_FIELD_NUMBER: _builtins.int
     first_token: _builtins.bool
     """The prompt is computed; what the worker really reused."""
     cached_tokens: _builtins.int
     ttft_s: _builtins.float
     output_tokens: _builtins.int
     """Cumulative."""
+    failed_reason: _builtins.str
+    """The replica failed this request, before or after its first token: the error's reason. Empty =
+    it did not (so far). A full queue or a drain is no failure.
+    """
     def __init__(
         self,
         *,
@@ -130,10 +135,11 @@ class PickProgress(_message.Message):
         cached_tokens: _builtins.int = ...,
         ttft_s: _builtins.float = ...,
         output_tokens: _builtins.int = ...,
+        failed_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "first_token", b"first_token", "output_tokens", b"output_tokens", "ttft_s", b"ttft_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "failed_reason", b"failed_reason", "first_token", b"first_token", "output_tokens", b"output_tokens", "ttft_s", b"ttft_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
