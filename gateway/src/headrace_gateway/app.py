@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 
 from headrace_common.clock import Clock, SystemClock
 from headrace_common.ids import ulid
@@ -50,6 +51,7 @@ from headrace_gateway.responses_api.dialect import ResponsesDialect
 from headrace_gateway.responses_api.kept import KeptResponses
 from headrace_gateway.responses_api.routes import responses_router
 from headrace_gateway.rest_app import rest_app
+from headrace_gateway.retry_budget import RetryBudget, RetryLimits
 from headrace_gateway.routes.health import health_router
 from headrace_gateway.routes.model_routes import model_routes_router
 from headrace_gateway.routes.models import models_router
@@ -197,6 +199,13 @@ class Gateway:
                 self.directory,
                 clock,
                 self.metrics,
+                RetryBudget(
+                    RetryLimits(
+                        settings.retry_ratio, settings.retry_floor_per_s, settings.retry_burst
+                    ),
+                    clock,
+                    random.random,
+                ),
                 settings.max_attempts,
             ),
             usage_log=self._usage_log,

@@ -8,6 +8,9 @@
 
 Randomness at the workers is a function of (seed, position), so the text goes on as if nothing had
 happened. Usage counts are cumulative over the request's life; the last worker's are the request's.
+
+Before the first token a retry is paid out of a budget; a stream under way always goes on.
+Long because an attempt, its failure and the next one share one job.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from headrace_common.errors import (
     Internal,
     NoReplica,
     QueueFull,
+    ReplicaDraining,
     ReplicaLost,
     Unavailable,
     Unimplemented,
@@ -37,6 +41,7 @@ from headrace_gateway.clients.router import Pick
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.model_directory import ModelDirectory, ref_key
 from headrace_gateway.pricing import cached_tokens
+from headrace_gateway.retry_budget import RetryBudget
 
 _log = logging.getLogger(__name__)
 
@@ -138,6 +143,9 @@ class _Attempt(Protocol):
     def output(self, num_tokens: int) -> None:
         """Report how much was generated."""
 
+    def failed(self, error: Unavailable) -> None:
+        """Report that the replica failed the request."""
+
     def end(self) -> None:
         """Give the load back."""
 
@@ -149,6 +157,12 @@ class _Picked:
         self.ref, self.address = pick.decision.replica, pick.decision.address
         self.queue_s = pick.decision.queue_s
         self.first_token, self.output, self.end = pick.first_token, pick.output, pick.end
+        self._tell_failed = pick.failed
+
+    def failed(self, error: Unavailable) -> None:
+        """Tell the router, unless the replica only had no place or is leaving."""
+        if not isinstance(error, QueueFull | ReplicaDraining):
+            self._tell_failed(error.reason)
 
 
 class _Guessed:
@@ -162,6 +176,9 @@ class _Guessed:
         """Nobody to tell."""
 
     def output(self, num_tokens: int) -> None:
+        """Nobody to tell."""
+
+    def failed(self, error: Unavailable) -> None:
         """Nobody to tell."""
 
     def end(self) -> None:
@@ -178,6 +195,7 @@ class Generator:
         directory: the fallback when the router is gone, and news of stuck replicas.
         clock: time.
         metrics: resumes and degraded picks are counted.
+        retries: what pays for further attempts at a first token.
         max_attempts: most replicas tried for one job.
     """
 
@@ -186,6 +204,7 @@ class Generator:
     directory: ModelDirectory
     clock: Clock
     metrics: GatewayMetrics
+    retries: RetryBudget
     max_attempts: int = 4
 
     async def run(self, job: Job, deadline_s: float, on_event: OnEvent, gate: Gate) -> None:
@@ -201,6 +220,7 @@ class Generator:
             HeadraceError: no replica could finish the job.
         """
         num_attempts, failure = 0, None
+        self.retries.add_request()
         while not job.is_done:
             attempt = await self._choose(job, deadline_s, failure)
             num_attempts += 1
@@ -210,6 +230,7 @@ class Generator:
                 if job.is_done:
                     return
                 failure = error
+                attempt.failed(error)
                 if not job.is_resumable:
                     raise _not_resumable() from error
                 self.metrics.resumes.labels(error.reason).inc()
@@ -219,6 +240,8 @@ class Generator:
                     raise _final(error) from error
             finally:
                 attempt.end()
+            if failure is not None and not job.is_done and not job.has_tokens:
+                await self._pay_retry(failure, num_attempts)
 
     async def embed(
         self, job: Job, request: pb.EmbedRequest, deadline_s: float
@@ -241,6 +264,7 @@ class Generator:
                 answer = await self.workers.embed(attempt.address, request, timeout_s)
             except Unavailable as error:
                 failure = error
+                attempt.failed(error)
                 job.pick.excluded.append(attempt.ref)
             else:
                 job.replicas.append(attempt.ref)
@@ -250,6 +274,19 @@ class Generator:
             finally:
                 attempt.end()
         raise _final(failure or Unavailable("No replica could embed.", retry_after_s=1.0))
+
+    async def _pay_retry(self, failure: Unavailable, num_failures: int) -> None:
+        """Wait a little before another replica is asked for a first token, if that may be at all.
+
+        Raises:
+            HeadraceError: the budget of retries is used up.
+        """
+        # Leaving in good order is announced; it says nothing of a fleet in trouble.
+        if not isinstance(failure, ReplicaDraining) and not self.retries.try_take():
+            self.metrics.retries.labels("refused").inc()
+            raise _final(failure) from failure
+        self.metrics.retries.labels("made").inc()
+        await asyncio.sleep(self.retries.wait_s(num_failures))
 
     async def _choose(self, job: Job, deadline_s: float, failure: Unavailable | None) -> _Attempt:
         """Pick, and for a stream that lost its replica wait a little for another."""

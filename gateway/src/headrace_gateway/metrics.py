@@ -58,6 +58,12 @@ class GatewayMetrics:
             ["reason"],
             registry=registry,
         )
+        self.retries = Counter(
+            "headrace_gateway_retries",
+            "Further attempts at a first token, by outcome: made, or refused by the budget.",
+            ["outcome"],
+            registry=registry,
+        )
         self.degraded = Counter(
             "headrace_gateway_degraded",
             "Requests (or parts) served without an answer of the named service.",

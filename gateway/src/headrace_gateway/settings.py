@@ -111,6 +111,18 @@ class GatewaySettings(RpcServiceSettings):
     max_attempts: int = Field(
         4, ge=1, le=16, description="Most replicas tried for one request, resumes included."
     )
+    retry_ratio: float = Field(
+        0.2, ge=0, le=10, description="Retries before the first token that each request pays for."
+    )
+    retry_floor_per_s: float = Field(
+        1.0,
+        ge=0,
+        le=1e6,
+        description="Retries a second that may be made however few requests come.",
+    )
+    retry_burst: float = Field(
+        100.0, ge=1, le=1e6, description="Most retries saved up: one lost worker's whole queue."
+    )
     guard_timeout_s: float = Field(
         2.0, gt=0, le=60, description="Longest wait for a verdict on an input. Seconds."
     )

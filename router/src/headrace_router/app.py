@@ -16,6 +16,7 @@ from headrace_common.settings import split_address
 from headrace_contracts.router.v1 import router_pb2
 from headrace_router.assumed import AssumedBlocks
 from headrace_router.booking_link import BookingLink
+from headrace_router.breaker import Breakers
 from headrace_router.decisions import RecentDecisions
 from headrace_router.decode_prediction import DecodePredictor
 from headrace_router.desk import PickDesk
@@ -77,8 +78,20 @@ class RouterApp:
             settings.index_audit_interval_s,
         )
         self._prefixes = self._make_prefixes()
+        self.breakers = Breakers(
+            clock, on_change=lambda state: self.metrics.breaker_changes.labels(state).inc()
+        )
+        self.loads.listen(self.breakers)
+        self.metrics.broken_replicas.set_function(lambda: self.breakers.num_open)
         self._desk = PickDesk(
-            Pipeline(self.table, self._prefixes, self.loads, self._predictor, self._decode),
+            Pipeline(
+                self.table,
+                self._prefixes,
+                self.loads,
+                self._predictor,
+                self._decode,
+                self.breakers,
+            ),
             self.loads,
             self._predictor,
             self._decode,
@@ -88,6 +101,7 @@ class RouterApp:
             self.metrics,
         )
         self._desk.bid(self.bookings.exchange.bids)
+        self._desk.watch_failures(self.breakers.failed)
         self._dispatcher = Dispatcher(self._desk, clock)
         self.table.on_change(self._desk.notice_change)
         self.table.on_change(self._describe_replicas)
@@ -191,4 +205,5 @@ class RouterApp:
             keys = {replica.key for replica in everyone}
             self._predictor.forget(keys)
             self._decode.forget(keys)
+            self.breakers.keep_only(keys)
             await asyncio.sleep(_CHECK_S)

@@ -71,6 +71,8 @@ class Ticket:
         if message.first_token and not self._is_started:
             self._is_started = True
             self._desk.started(self.query, self._choice, self.guard, message)
+        if message.failed_reason:
+            self._desk.failed(self.guard)
         fresh = message.output_tokens - self._output_tokens
         if fresh > 0:
             self._output_tokens = message.output_tokens
@@ -115,6 +117,7 @@ class PickDesk:
         self._policies: dict[str, tuple[Policy, Policy | None]] = {}
         self._mean_own_s = 0.1
         self._listener: Callable[[], None] = lambda: None
+        self._on_failed: Callable[[LoadGuard], None] = lambda _: None
         self._bids = unopposed(clock)
         section = policy_file.fairness
         self.counters = VirtualCounters(section.output_weight, section.slack_tokens)
@@ -194,6 +197,15 @@ class PickDesk:
             self._metrics.ttft_error_ratio.observe(message.ttft_s / chosen.predicted_ttft_s)
             if chosen.uncached_tokens >= _MIN_TAUGHT_TOKENS:
                 self._predictor.observe(chosen.key, chosen.predicted_ttft_s, message.ttft_s)
+        self.notice_change()
+
+    def watch_failures(self, listener: Callable[[LoadGuard], None]) -> None:
+        """Let *listener* hear of each request that failed on its replica."""
+        self._on_failed = listener
+
+    def failed(self, guard: LoadGuard) -> None:
+        """A request failed on its replica. Called by tickets."""
+        self._on_failed(guard)
         self.notice_change()
 
     def release_all(self) -> None:

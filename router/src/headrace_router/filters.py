@@ -16,6 +16,8 @@ from headrace_router.replicas import Replica
 NO_ROOM: Final = "no_room"
 EXCLUDED: Final = "excluded"
 ROLE: Final = "role"
+# Its breaker is open: it failed one request after another.
+BROKEN: Final = "broken"
 _STATE_NAMES = {WORKER_STATE_DRAINING: "draining", WORKER_STATE_STUCK: "stuck"}
 
 

@@ -7,12 +7,13 @@ follows from the peers too (seconds per token, per step) is a few multiplication
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace_common.kv_index import ReplicaKey
 from headrace_contracts.worker.v1.worker_pb2 import LoadReport
+from headrace_router.breaker import Breakers
 from headrace_router.decode_prediction import DecodePredictor, StepTime
-from headrace_router.filters import NO_ROOM, has_room, unavailable
+from headrace_router.filters import BROKEN, NO_ROOM, has_room, unavailable
 from headrace_router.fleet_view import FleetView, ReplicaView
 from headrace_router.load_guard import Load, LoadBook
 from headrace_router.prediction import PrefillPredictor
@@ -41,6 +42,7 @@ class Gatherer:
         loads: load and blocks in flight.
         predictor: seconds of prefill.
         decode: seconds of decode.
+        breakers: which replicas fail; None = nobody looks.
     """
 
     def __init__(
@@ -49,8 +51,9 @@ class Gatherer:
         loads: LoadBook,
         predictor: PrefillPredictor,
         decode: DecodePredictor,
+        breakers: Breakers | None = None,
     ) -> None:
-        self._table, self._loads = table, loads
+        self._table, self._loads, self._breakers = table, loads, breakers
         self._predictor, self._decode = predictor, decode
         self._standings: dict[ReplicaKey, _Standing] = {}
         self._tidied_version = -1
@@ -65,6 +68,8 @@ class Gatherer:
         output_tokens = self._decode.output_tokens(model)
         view = FleetView(model, now_s, self._table.version, token_s, output_tokens, [])
         view.replicas = [self._view(replica, view, step) for replica in serving]
+        if self._breakers is not None and (broken := self._breakers.broken(now_s)):
+            view.replicas = [_unless_broken(one, broken) for one in view.replicas]
         return view
 
     def mend(self, view: FleetView, key: ReplicaKey) -> None:
@@ -72,7 +77,9 @@ class Gatherer:
         for idx, one in enumerate(view.replicas):
             if one.replica.key == key:
                 step = self._decode.usual_step([other.replica.key for other in view.replicas])
-                view.replicas[idx] = self._view(one.replica, view, step)
+                mended = self._view(one.replica, view, step)
+                broken = self._breakers and self._breakers.broken(view.now_s)
+                view.replicas[idx] = _unless_broken(mended, broken) if broken else mended
 
     def _view(self, replica: Replica, fleet: FleetView, usual_step: StepTime) -> ReplicaView:
         key = replica.key
@@ -115,3 +122,9 @@ class Gatherer:
             self._tidied_version = self._table.version
             known = {replica.key for replica in self._table.all()}
             self._standings = {key: one for key, one in self._standings.items() if key in known}
+
+
+def _unless_broken(one: ReplicaView, broken: frozenset[ReplicaKey]) -> ReplicaView:
+    if one.filtered_by or one.replica.key not in broken:
+        return one
+    return replace(one, filtered_by=BROKEN)

@@ -14,6 +14,7 @@ class RouterMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._make_pick_collectors(registry)
+        self._make_breaker_collectors(registry)
         self._make_policy_collectors(registry)
         self._make_index_collectors(registry)
         self._make_peer_collectors(registry)
@@ -76,6 +77,19 @@ class RouterMetrics:
             "headrace_router_ttft_error_ratio",
             "Observed / predicted time to first token.",
             buckets=(0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.5, 2.0, 4.0, 10.0),
+            registry=registry,
+        )
+
+    def _make_breaker_collectors(self, registry: CollectorRegistry) -> None:
+        self.breaker_changes = Counter(
+            "headrace_router_breaker_changes",
+            "Breakers of replicas that went to a state: open, half_open, closed.",
+            ["state"],
+            registry=registry,
+        )
+        self.broken_replicas = Gauge(
+            "headrace_router_broken_replicas",
+            "Replicas whose breaker is open: they get no requests but a probe now and then.",
             registry=registry,
         )
 

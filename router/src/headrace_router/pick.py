@@ -11,6 +11,7 @@ from typing import Protocol
 
 from headrace_common.errors import ModelNotFound, NoReplica
 from headrace_common.kv_index import ReplicaKey
+from headrace_router.breaker import Breakers
 from headrace_router.candidate import Candidate, Query
 from headrace_router.decode_prediction import DecodePredictor
 from headrace_router.filters import EXCLUDED, NO_ROOM
@@ -54,6 +55,7 @@ class Pipeline:
         loads: load and blocks in flight.
         predictor: seconds of prefill.
         decode: seconds of decode; None = one that never learns.
+        breakers: which replicas fail; None = nobody looks.
     """
 
     def __init__(
@@ -63,9 +65,10 @@ class Pipeline:
         loads: LoadBook,
         predictor: PrefillPredictor,
         decode: DecodePredictor | None = None,
+        breakers: Breakers | None = None,
     ) -> None:
         self._table, self._mirror, self._loads = table, mirror, loads
-        self._gatherer = Gatherer(table, loads, predictor, decode or DecodePredictor())
+        self._gatherer = Gatherer(table, loads, predictor, decode or DecodePredictor(), breakers)
 
     def view(self, model: str, now_s: float) -> FleetView:
         """Gather what does not depend on the request."""

@@ -44,9 +44,15 @@ class Pick:
                 progress = pb.PickProgress(output_tokens=num_tokens)
                 self._call.send(pb.PickMessage(progress=progress))
 
+    def failed(self, reason: str) -> None:
+        """Tell the router that the replica failed the request. A lost router is no error here."""
+        with contextlib.suppress(ReplicaLost):
+            progress = pb.PickProgress(failed_reason=reason)
+            self._call.send(pb.PickMessage(progress=progress))
+
     def end(self) -> None:
-        """Give the load back. Idempotent."""
-        self._call.cancel()
+        """Give the load back, once the router has taken what was told before. Idempotent."""
+        self._call.finish()
 
 
 class RouterClient:

@@ -125,6 +125,16 @@ class SessionCall(Generic[Req, Res]):
         with contextlib.suppress(ReplicaLost):
             self._session.put(Item(call_id=self._id, kind=Item.KIND_CANCEL))
 
+    def finish(self) -> None:
+        """End the call from this side: the server takes what was sent, then ends regularly.
+
+        What it still answers is dropped. Nothing happens if the call has ended.
+        """
+        if not self._ended:
+            self._ended = True
+            self.half_close()
+            self._session.forget(self._id)
+
     async def receive(self) -> Res | None:
         """Return the next message, or None at the call's regular end.
 
