@@ -54,7 +54,7 @@ class RetryBudget:
 
     def wait_s(self, num_failures: int) -> float:
         """Return how long to wait after so many failures, at least one."""
-        bound_s = self._limits.first_wait_s * 2 ** min(num_failures - 1, 20)
+        bound_s = self._limits.first_wait_s * 2.0 ** min(num_failures - 1, 20)
         return self._uniform() * min(bound_s, self._limits.longest_wait_s)
 
     def _add(self, tokens: float) -> None:

@@ -78,20 +78,9 @@ class RouterApp:
             settings.index_audit_interval_s,
         )
         self._prefixes = self._make_prefixes()
-        self.breakers = Breakers(
-            clock, on_change=lambda state: self.metrics.breaker_changes.labels(state).inc()
-        )
-        self.loads.listen(self.breakers)
-        self.metrics.broken_replicas.set_function(lambda: self.breakers.num_open)
+        self.breakers = self._make_breakers()
         self._desk = PickDesk(
-            Pipeline(
-                self.table,
-                self._prefixes,
-                self.loads,
-                self._predictor,
-                self._decode,
-                self.breakers,
-            ),
+            self._make_pipeline(),
             self.loads,
             self._predictor,
             self._decode,
@@ -123,6 +112,20 @@ class RouterApp:
             details=lambda: {"index_warm": self.feed.is_warm},
         )
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _make_breakers(self) -> Breakers:
+        def count(state: str) -> None:
+            self.metrics.breaker_changes.labels(state).inc()
+
+        breakers = Breakers(self._clock, on_change=count)
+        self.loads.listen(breakers)
+        self.metrics.broken_replicas.set_function(lambda: breakers.num_open)
+        return breakers
+
+    def _make_pipeline(self) -> Pipeline:
+        return Pipeline(
+            self.table, self._prefixes, self.loads, self._predictor, self._decode, self.breakers
+        )
 
     def _make_prefixes(self) -> KnownPrefixes:
         settings, is_indexed = self._settings, self.mirror.replicas().__contains__
