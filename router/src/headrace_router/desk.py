@@ -3,6 +3,8 @@
 A newcomer that may go at once goes at once; it cannot overtake a waiting request that could have
 gone, since those are released at every change of load or replicas. The service drives it from its
 event loop (`dispatcher.py`), the simulator from its own time (`simulate/`).
+
+Long because a ticket's way into a queue, onto a replica and off it shares one state.
 """
 
 from __future__ import annotations
