@@ -39,8 +39,8 @@ class Rig:
 
     async def num_leases(self) -> int:
         leases, held = (
-            f"hr:rl:{{{self.key.tenant_id}}}:leases",
-            f"hr:rl:{{{self.key.tenant_id}}}:held",
+            f"hr:rl:{{{self.key.tenant_id}}}:live",
+            f"hr:rl:{{{self.key.tenant_id}}}:holds",
         )
         return int(await self.store.zcard(leases)) + int(await self.store.hlen(held))
 

@@ -29,6 +29,16 @@ async def test_replies_come_in_order_and_errors_are_values(redis_db_url: str) ->
         assert client.get("a") == b"2"
 
 
+async def test_batches_under_way_together_get_their_own_replies(redis_db_url: str) -> None:
+    """Also when somebody in the middle has stopped waiting."""
+    pipeline = await RedisPipeline.connect(redis_db_url)
+    batches = [pipeline.send([["SET", "n", n], ["GET", "n"]]) for n in range(5)]
+    batches[2].cancel()
+    replies = await asyncio.gather(*(it for it in batches if not it.cancelled()))
+    assert replies == [[b"OK", b"%d" % n] for n in (0, 1, 3, 4)]
+    pipeline.close()
+
+
 async def test_a_large_reply_in_many_pieces_is_one_reply(redis_db_url: str) -> None:
     """What the network cuts is put together."""
     pipeline = await RedisPipeline.connect(redis_db_url)

@@ -87,7 +87,7 @@ async def leases_left(port: int, tenant_id: str) -> int:
     """Count what is held once all had time to come back, well within a lease's life."""
     async with redis.asyncio.Redis(port=port) as store:
         for _ in range(50):
-            left = int(await store.hlen(f"hr:rl:{{{tenant_id}}}:held"))
+            left = int(await store.hlen(f"hr:rl:{{{tenant_id}}}:holds"))
             if not left:
                 break
             await asyncio.sleep(0.1)

@@ -22,7 +22,7 @@ import uvloop
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 from headrace_gateway.clients.ratelimit import RateLimitClient
 from headrace_ratelimit.plans import Plans
-from headrace_ratelimit.store import admit_op, script_args, source
+from headrace_ratelimit.store import admit_op, call_args, library
 from headrace_testing.servers import LocalServer, valkey
 from headrace_testing.waiting import eventually, free_port
 
@@ -95,8 +95,8 @@ def request_of(tenant: int) -> pb.AdmitRequest:
         tenant_id=f"tenant-{tenant}",
         scopes=[pb.Scope(level=pb.LEVEL_KEY, scope_id=f"key-{tenant}", limits=limits)],
         reserve=pb.Amounts(requests=1, input_tokens=700, output_tokens=300, cost_nano_usd=32_000),
-        # Short: leases of one measurement are gone in the next.
-        lease_ms=2000,
+        # As gateways have it.
+        lease_ms=30_000,
     )
 
 
@@ -194,13 +194,14 @@ async def direct(server: LocalServer) -> AsyncIterator[Way]:
     """By redis-py: one call of the script per admission, on as many connections as needed."""
     pool = redis.asyncio.BlockingConnectionPool(port=server.port, max_connections=IN_FLIGHT)
     client = redis.asyncio.Redis(connection_pool=pool)
-    sha1 = await client.script_load(source())
+    name = library().name
+    await client.function_load(library().text, replace=True)
     plans = Plans()
 
     async def admit(tenant: int) -> bool:
         op = admit_op(plans.of(request_of(tenant)))
-        key, *args = script_args([op], has_ledger=False)
-        ((outcome, *_),) = await client.evalsha(sha1, 1, key, *args)
+        key, *args = call_args([op], has_ledger=False)
+        ((outcome, *_),) = await client.fcall(name, 1, key, *args)
         return outcome == ADMITTED
 
     yield admit, None

@@ -72,7 +72,7 @@ def test_a_lease_granted_here_names_the_budgets_to_book_it_to_once(clock: FakeCl
     local.admit(it)
     assert local.owns("acme", "l")
     foreign = local.settle("acme", "l", Amounts(cost_nano_usd=10))
-    assert foreign == [(Kind.MONTH_BUDGET, it.charges.charges[1].name)]
+    assert foreign == [(Kind.MONTH_BUDGET, it.charges.charges[1].scope)]
     assert local.settle("acme", "l", Amounts(cost_nano_usd=10)) is None
 
 

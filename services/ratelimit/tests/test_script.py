@@ -26,12 +26,12 @@ from headrace_ratelimit.store import (
     Op,
     admit_op,
     answer_of_reply,
+    call_args,
     decision_of,
+    library,
     renew_op,
-    script_args,
     seed_op,
     settle_op,
-    source,
     windows_of,
 )
 
@@ -48,11 +48,12 @@ class Script:
 
     def __init__(self, server: redis.Redis) -> None:
         self.server = server
-        self._sha1 = server.script_load(source())
+        self._name = library().name
+        server.function_load(library().text, replace=True)
 
     def run(self, ops: list[Op], now_us: int, *, has_ledger: bool = False) -> list[Any]:
-        key, *args = script_args(ops, has_ledger=has_ledger, now_us=now_us)
-        return self.server.evalsha(self._sha1, 1, key, *args)
+        key, *args = call_args(ops, has_ledger=has_ledger, now_us=now_us)
+        return self.server.fcall(self._name, 1, key, *args)
 
     def forget(self, tenant: str) -> None:
         keys = self.server.keys(f"hr:rl:{{{tenant}}}*")
@@ -79,7 +80,7 @@ def plan(
 
 
 def charge(kind: Kind, measure: Measure, limit: int, scope: str = "a") -> Charge:
-    return Charge(f"{kind.value}-{measure.value}:{scope}", kind, measure, limit)
+    return Charge(scope, kind, measure, limit)
 
 
 # Few names with limits that a handful of requests reaches, some of them with a second limit (a plan
@@ -337,6 +338,5 @@ def test_every_key_ends_by_itself_but_for_what_is_spent_in_total(script: Script)
     assert decision_of(it.charges, reply).outcome is Outcome.ADMITTED
     keys = script.server.keys(f"hr:rl:{{{tenant}}}*")
     lasting = {key.decode() for key in keys if script.server.pttl(key) < 0}
-    total = charge(Kind.TOTAL_BUDGET, Measure.COST, 2000).name
-    assert lasting == {f"hr:rl:{{{tenant}}}:{total}:all"}
+    assert lasting == {f"hr:rl:{{{tenant}}}:a"}
     script.forget(tenant)

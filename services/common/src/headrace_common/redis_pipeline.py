@@ -2,13 +2,15 @@
 
 redis-py sends and reads command by command through several coroutines each; for a service whose
 every request is one short script that is most of the cost. This is the rest: hiredis packs and
-parses, one future stands for a whole batch. Replies come in the order of the commands.
+parses, one future stands for a whole batch. Batches may be sent while others are under way; replies
+come in the order of the commands.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -22,7 +24,7 @@ _Packed = tuple[str | int | float | bytes | memoryview]
 
 
 class RedisPipeline:
-    """One connection. Belongs to one event loop; one batch at a time. Make it with `connect`."""
+    """One connection. Belongs to one event loop. Make it with `connect`."""
 
     def __init__(self, protocol: _Replies, transport: asyncio.Transport) -> None:
         self._protocol, self._transport = protocol, transport
@@ -64,6 +66,8 @@ class RedisPipeline:
     def send(self, commands: Sequence[Sequence[CommandPart]]) -> asyncio.Future[list[Reply]]:
         """Send commands, at least one; the future gets their replies, `ReplyError`s among them.
 
+        They are sent as one write, after those of earlier calls.
+
         Cancelling the future does not call the commands back; close the connection then.
 
         Raises:
@@ -100,27 +104,34 @@ class RefusedError(OSError):
     """Redis does not let us in."""
 
 
+class _Batch:
+    """Commands that were sent together, and the replies so far."""
+
+    __slots__ = ("missing", "replies", "whole")
+
+    def __init__(self, num_replies: int) -> None:
+        self.missing = num_replies
+        self.replies: list[Reply] = []
+        self.whole: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
+
+
 class _Replies(asyncio.Protocol):
-    """Collects the replies of one batch at a time."""
+    """Gives replies to the batches in the order in which these were sent."""
 
     def __init__(self, on_lost: Callable[[Exception], None]) -> None:
         self._on_lost = on_lost
         self.is_closed_by_us = False
         self._reader = hiredis.Reader()
-        self._missing = 0
-        self._replies: list[Reply] = []
-        self._waiting: asyncio.Future[list[Reply]] | None = None
+        self._batches: deque[_Batch] = deque()
 
     def expect(self, num_replies: int) -> asyncio.Future[list[Reply]]:
-        if self._waiting is not None and not self._waiting.done():
-            raise RuntimeError("the batch before has no answer yet")
-        self._missing, self._replies = num_replies, []
-        self._waiting = asyncio.get_running_loop().create_future()
-        return self._waiting
+        batch = _Batch(num_replies)
+        self._batches.append(batch)
+        return batch.whole
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
-        while self._missing:
+        while self._batches:
             try:
                 reply = self._reader.gets()
             except hiredis.ProtocolError as error:
@@ -128,10 +139,13 @@ class _Replies(asyncio.Protocol):
                 return
             if reply is False:
                 return
-            self._replies.append(reply)
-            self._missing -= 1
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(self._replies)
+            batch = self._batches[0]
+            batch.replies.append(reply)
+            batch.missing -= 1
+            if not batch.missing:
+                self._batches.popleft()
+                if not batch.whole.done():
+                    batch.whole.set_result(batch.replies)
 
     def connection_lost(self, exc: Exception | None) -> None:
         error = exc or ConnectionError("Redis closed the connection")
@@ -140,10 +154,12 @@ class _Replies(asyncio.Protocol):
             self._on_lost(error)
 
     def fail(self, error: Exception) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(error)
-            # Whoever stopped waiting must not make this an "exception was never retrieved".
-            self._waiting.exception()
+        while self._batches:
+            whole = self._batches.popleft().whole
+            if not whole.done():
+                whole.set_exception(error)
+                # Whoever stopped waiting must not make this an "exception was never retrieved".
+                whole.exception()
 
 
 def _tls(options: dict[str, Any]) -> ssl.SSLContext:  # Any: redis-py's own options

@@ -1,21 +1,26 @@
-"""The one way to Redis: a task owns the connection and sends what is ready as one batch.
+"""The one way to Redis: what is ready goes out together, without waiting for what went before.
 
 Callers leave a function to be called with the reply, so a caller that goes away never cancels a
-call in flight and can never leave a reply for the next one on the connection. All operations of a
-tenant in one batch are one call of the script. A breaker bounds the time to decide::
+call in flight and can never leave a reply for the next one on the connection. No task stands
+between a caller and Redis and no timer delays it: what was submitted in one turn of the loop is
+sent at its end, in batches small enough that the first is answered while the next are under way.
+All operations of a tenant in one batch are one call of the function. A breaker bounds the time to
+decide::
 
     up --a batch fails or takes too long--> down: calls fail at once
      ^                                        |
-     '---- script loaded, kept calls run -----'  tried every tenth of a second
+     '---- library loaded, kept calls run ----'  tried every tenth of a second
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+import re
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import hiredis
@@ -25,18 +30,23 @@ from headrace_common.errors import HeadraceError, Internal
 from headrace_common.lifecycle import cancel_and_wait, raise_if_cancelled
 from headrace_common.redis_pipeline import CommandPart, RedisPipeline
 from headrace_ratelimit.metrics import RateLimitMetrics
-from headrace_ratelimit.store import Op, Reply, script_args, sha1_of, source
+from headrace_ratelimit.store import Op, Reply, call_args, library
 
 _log = logging.getLogger(__name__)
 
-MAX_BATCH = 128
+MAX_BATCH = 16
+# Batches under way; more operations wait here and go out in fuller ones.
+MAX_IN_FLIGHT = 8
 MAX_KEPT = 50_000
+_MAX_KEPT_BATCH = 128
 _RETRY_S = 0.1
 # Background work on a server that just came back may take longer than a request may wait.
 _REVIVE_TIMEOUT_S = 2.0
 # A time-out that is noticed this late says that this process did not run, not that Redis did not.
 _STALL_S = 0.01
 _MAX_STALLS = 3
+# Where the function failed, as Redis and Valkey say it.
+_FAILURE = re.compile(r"user_function|@user_script|script: ")
 
 
 class StoreDownError(HeadraceError):
@@ -52,6 +62,18 @@ class _Waiting(NamedTuple):
     op: Op
     on_reply: OnReply
     must_run: bool
+
+
+class _Batch:
+    """Operations that were sent together."""
+
+    def __init__(self, waiting: list[_Waiting], started_s: float) -> None:
+        self.waiting, self.started_s = waiting, started_s
+        # By tenant, as positions in `waiting`: each is one call.
+        self.groups = _by_tenant([it.op for it in waiting])
+        self.timer: asyncio.TimerHandle | None = None
+        self.stalls = 0
+        self.is_second_try = False
 
 
 class Batcher:
@@ -78,15 +100,17 @@ class Batcher:
     ) -> None:
         self._url, self._timeout_s, self._has_ledger = url, timeout_s, has_ledger
         self._clock, self._metrics, self._on_revived = clock, metrics, on_revived
-        self._source = source()
-        self._sha1 = sha1_of(self._source)
+        self._library = library()
         self._queue: deque[_Waiting] = deque()
-        self._filled = asyncio.Event()
+        self._in_flight: set[_Batch] = set()
+        self._is_flushing = False
         self._is_quiet = asyncio.Event()
         self._is_quiet.set()
+        self._went_down = asyncio.Event()
         self._kept: deque[Op] = deque()
         self._redis: RedisPipeline | None = None
         self._is_up = False
+        self._loop: asyncio.AbstractEventLoop
         self._task: asyncio.Task[None] | None = None
         self._last_failure = ""
 
@@ -97,9 +121,10 @@ class Batcher:
 
     async def start(self) -> None:
         """Try to connect once, then serve; a server that is down is waited for meanwhile."""
+        self._loop = asyncio.get_running_loop()
         self._metrics.degraded.set(1)
         await self._try_revive()
-        self._task = asyncio.create_task(self._serve_forever())
+        self._task = asyncio.create_task(self._revive_forever())
 
     async def close(self) -> None:
         """Run what is queued, if Redis answers, and disconnect."""
@@ -124,8 +149,10 @@ class Batcher:
         """
         if self._is_up:
             self._queue.append(_Waiting(op, on_reply, must_run))
-            self._filled.set()
-            self._is_quiet.clear()
+            if not self._is_flushing:
+                self._is_flushing = True
+                self._is_quiet.clear()
+                self._loop.call_soon(self._flush)
             return
         if must_run:
             self._keep(op)
@@ -150,81 +177,104 @@ class Batcher:
         self.submit(op, on_reply, must_run=must_run)
         return await reply
 
-    async def _serve_forever(self) -> None:
+    async def _revive_forever(self) -> None:
         while True:
-            if not self._is_up:
-                await self._try_revive()
-                raise_if_cancelled()
+            if self._is_up:
+                await self._went_down.wait()
+            await self._try_revive()
+            raise_if_cancelled()
             if not self._is_up:
                 await asyncio.sleep(_RETRY_S)
-                continue
-            await self._filled.wait()
-            if not self._is_up:
-                continue
-            batch = [self._queue.popleft() for _ in range(min(MAX_BATCH, len(self._queue)))]
-            if not self._queue:
-                self._filled.clear()
-            if batch:
-                await self._run_batch(batch)
-            if not self._queue:
-                self._is_quiet.set()
-            raise_if_cancelled()
 
-    async def _run_batch(self, batch: list[_Waiting]) -> None:
-        started_s = self._clock.now_s()
+    def _flush(self) -> None:
+        self._is_flushing = False
+        while self._is_up and self._queue and len(self._in_flight) < MAX_IN_FLIGHT:
+            size = min(MAX_BATCH, len(self._queue))
+            batch = _Batch([self._queue.popleft() for _ in range(size)], self._clock.now_s())
+            self._in_flight.add(batch)
+            self._send(batch)
+        if not self._queue and not self._in_flight:
+            self._is_quiet.set()
+
+    def _send(self, batch: _Batch) -> None:
+        commands = self._commands([[batch.waiting[i].op for i in it] for it in batch.groups])
+        if batch.is_second_try:
+            commands.insert(0, self._load_command())
         try:
-            replies = await self._execute([it.op for it in batch], self._timeout_s)
-        except (OSError, TimeoutError) as error:
-            self._go_down(error, batch)
+            replies = self._connection().send(commands)
+        except OSError as error:
+            self._go_down(error)
             return
-        self._metrics.batch_calls.observe(len(batch))
-        self._metrics.store_duration_s.observe(self._clock.now_s() - started_s)
-        for waiting, reply in zip(batch, replies, strict=True):
-            waiting.on_reply(reply)
+        batch.timer = self._loop.call_later(
+            self._timeout_s, self._on_late, batch, self._loop.time() + self._timeout_s
+        )
+        replies.add_done_callback(functools.partial(self._on_done, batch))
 
-    async def _execute(self, ops: list[Op], timeout_s: float) -> list[Reply | HeadraceError]:
-        """Run operations, one script call per tenant; a failed call's replies are `Internal`.
+    def _on_late(self, batch: _Batch, due_s: float) -> None:
+        now_s = self._loop.time()
+        if now_s - due_s >= _STALL_S and batch.stalls < _MAX_STALLS:
+            batch.stalls += 1
+            due_s = now_s + self._timeout_s
+            batch.timer = self._loop.call_later(self._timeout_s, self._on_late, batch, due_s)
+            return
+        self._go_down(TimeoutError(f"no answer within {self._timeout_s} s"))
 
-        Raises:
-            OSError, TimeoutError: the server cannot serve.
-        """
-        groups: dict[str, list[int]] = {}
-        for idx, op in enumerate(ops):
-            groups.setdefault(op.tenant_id, []).append(idx)
-        calls = [[ops[idx] for idx in group] for group in groups.values()]
-        results = await self._run(calls, timeout_s)
-        replies: list[Reply | HeadraceError] = [None] * len(ops)
-        for group, result in zip(groups.values(), results, strict=True):
-            if isinstance(result, hiredis.ReplyError):
-                _check_is_script_failure(result)
-                _log.error("the script failed: %s", result)
-                result = [Internal() for _ in group]
-            for idx, reply in zip(group, result, strict=True):
-                replies[idx] = reply
-        return replies
+    def _on_done(self, batch: _Batch, replies: asyncio.Future[list[Reply]]) -> None:
+        if batch.timer is not None:
+            batch.timer.cancel()
+        if batch not in self._in_flight:
+            # Given up already.
+            return
+        error = replies.exception()
+        if isinstance(error, OSError):
+            self._go_down(error)
+            return
+        try:
+            self._take(batch, replies.result())
+        except OSError as refusal:
+            self._go_down(refusal)
+            return
+        if self._queue or not self._in_flight:
+            self._flush()
 
-    async def _run(self, calls: list[list[Op]], timeout_s: float) -> list[Reply]:
-        replies = await _bounded(self._send(calls), timeout_s)
-        forgotten = [i for i, reply in enumerate(replies) if _is_no_script(reply)]
-        if forgotten:
-            await self._load_script(timeout_s)
-            again = await _bounded(self._send([calls[i] for i in forgotten]), timeout_s)
-            for i, reply in zip(forgotten, again, strict=True):
-                replies[i] = reply
-        return replies
+    def _take(self, batch: _Batch, results: list[Reply]) -> None:
+        if batch.is_second_try:
+            _check_loaded(results.pop(0))
+        elif any(_is_not_loaded(it) for it in results):
+            self._try_again(batch, results)
+            return
+        self._in_flight.discard(batch)
+        self._metrics.batch_calls.observe(len(batch.waiting))
+        self._metrics.store_duration_s.observe(self._clock.now_s() - batch.started_s)
+        for i, reply in _spread(batch.groups, results):
+            batch.waiting[i].on_reply(reply)
 
-    def _send(self, calls: Iterable[list[Op]]) -> asyncio.Future[list[Reply]]:
+    def _try_again(self, batch: _Batch, results: list[Reply]) -> None:
+        """Load the library and run what was not run."""
+        again = {
+            i
+            for group, result in zip(batch.groups, results, strict=True)
+            for i in group
+            if _is_not_loaded(result)
+        }
+        for i, reply in _spread(batch.groups, results):
+            if i not in again:
+                batch.waiting[i].on_reply(reply)
+        self._in_flight.discard(batch)
+        second = _Batch([it for i, it in enumerate(batch.waiting) if i in again], batch.started_s)
+        second.is_second_try = True
+        self._in_flight.add(second)
+        self._send(second)
+
+    def _commands(self, calls: Iterable[list[Op]]) -> list[list[CommandPart]]:
         commands: list[list[CommandPart]] = []
         for ops in calls:
-            key, *args = script_args(ops, has_ledger=self._has_ledger)
-            commands.append(["EVALSHA", self._sha1, 1, key, *args])
-        return self._connection().send(commands)
+            key, *args = call_args(ops, has_ledger=self._has_ledger)
+            commands.append(["FCALL", self._library.name, 1, key, *args])
+        return commands
 
-    async def _load_script(self, timeout_s: float) -> None:
-        loading = self._connection().send([["SCRIPT", "LOAD", self._source]])
-        (reply,) = await _bounded(loading, timeout_s)
-        if isinstance(reply, hiredis.ReplyError):
-            raise ConnectionError(f"Redis does not take the script: {reply}")
+    def _load_command(self) -> list[CommandPart]:
+        return ["FUNCTION", "LOAD", "REPLACE", self._library.text]
 
     def _connection(self) -> RedisPipeline:
         if self._redis is None:
@@ -235,12 +285,13 @@ class Batcher:
         try:
             async with asyncio.timeout(_REVIVE_TIMEOUT_S):
                 self._redis = await RedisPipeline.connect(self._url, self._on_lost)
-            await self._load_script(_REVIVE_TIMEOUT_S)
+                _check_loaded((await self._redis.send([self._load_command()]))[0])
             await self._run_kept()
         except (OSError, TimeoutError) as error:
-            self._go_down(error, [])
+            self._go_down(error)
             return
         self._is_up = True
+        self._went_down.clear()
         self._metrics.degraded.set(0)
         if self._last_failure:
             _log.warning("Redis answers again")
@@ -256,41 +307,51 @@ class Batcher:
 
     async def _run_kept(self) -> None:
         while self._kept:
-            ops = [self._kept[idx] for idx in range(min(MAX_BATCH, len(self._kept)))]
-            await self._execute(ops, _REVIVE_TIMEOUT_S)
+            ops = [self._kept[idx] for idx in range(min(_MAX_KEPT_BATCH, len(self._kept)))]
+            groups = _by_tenant(ops)
+            async with asyncio.timeout(_REVIVE_TIMEOUT_S):
+                results = await self._connection().send(
+                    self._commands([[ops[i] for i in group] for group in groups])
+                )
+            # Looks for what says that the server cannot serve.
+            list(_spread(groups, results))
             for _ in ops:
                 self._kept.popleft()
             self._metrics.kept_settlements.set(len(self._kept))
 
-    def _go_down(self, error: Exception, batch: list[_Waiting]) -> None:
+    def _go_down(self, error: Exception) -> None:
         self._is_up = False
+        self._went_down.set()
         text = f"{type(error).__name__}: {error}"
         if text != self._last_failure:
             _log.warning("Redis does not answer, the local share decides: %s", text)
         self._last_failure = text
         self._metrics.degraded.set(1)
         self._metrics.store_failures.inc()
+        batches, self._in_flight = self._in_flight, set()
+        for batch in batches:
+            if batch.timer is not None:
+                batch.timer.cancel()
         self._disconnect()
-        self._fail(batch)
+        self._fail([it for batch in batches for it in batch.waiting])
         self._fail_queued()
 
     def _on_lost(self, error: Exception) -> None:
         """Connect again at once, not when the next request finds out."""
         if self._is_up:
-            self._go_down(error, [])
-            self._filled.set()
+            self._go_down(error)
 
     def _fail_queued(self) -> None:
         queued = list(self._queue)
         self._queue.clear()
-        self._filled.clear()
+        self._is_quiet.set()
         self._fail(queued)
 
-    def _fail(self, batch: list[_Waiting]) -> None:
-        for waiting in batch:
-            if waiting.must_run:
-                self._keep(waiting.op)
-            waiting.on_reply(StoreDownError(self._last_failure))
+    def _fail(self, waiting: list[_Waiting]) -> None:
+        for it in waiting:
+            if it.must_run:
+                self._keep(it.op)
+            it.on_reply(StoreDownError(self._last_failure))
 
     def _disconnect(self) -> None:
         redis, self._redis = self._redis, None
@@ -298,26 +359,42 @@ class Batcher:
             redis.close()
 
 
-async def _bounded(replies: asyncio.Future[list[Reply]], timeout_s: float) -> list[Reply]:
-    """Wait for replies, at most *timeout_s* of time in which this event loop was running.
+def _by_tenant(ops: list[Op]) -> list[list[int]]:
+    groups: dict[str, list[int]] = {}
+    for idx, op in enumerate(ops):
+        groups.setdefault(op.tenant_id, []).append(idx)
+    return list(groups.values())
+
+
+def _spread(
+    groups: list[list[int]], results: list[Reply]
+) -> Iterator[tuple[int, Reply | HeadraceError]]:
+    """Give each operation its part of its call's result; a failed call's are `Internal`.
 
     Raises:
-        TimeoutError: it took longer; the connection is of no use any more.
-        OSError: the connection broke.
+        ConnectionError: the server cannot serve.
     """
-    loop = asyncio.get_running_loop()
-    for _ in range(_MAX_STALLS + 1):
-        due_s = loop.time() + timeout_s
-        await asyncio.wait({replies}, timeout=timeout_s)
-        if replies.done():
-            return replies.result()
-        if loop.time() - due_s < _STALL_S:
-            break
-    raise TimeoutError(f"no answer within {timeout_s} s")
+    for group, result in zip(groups, results, strict=True):
+        if isinstance(result, hiredis.ReplyError):
+            if not _is_not_loaded(result):
+                _check_is_script_failure(result)
+                _log.error("the function failed: %s", result)
+            result = [Internal() for _ in group]
+        yield from zip(group, result, strict=True)
 
 
-def _is_no_script(reply: Reply) -> bool:
-    return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT")
+def _is_not_loaded(reply: Reply) -> bool:
+    return isinstance(reply, hiredis.ReplyError) and "Function not found" in str(reply)
+
+
+def _check_loaded(reply: Reply) -> None:
+    """Raise unless a library was loaded.
+
+    Raises:
+        ConnectionError: the server does not take it.
+    """
+    if isinstance(reply, hiredis.ReplyError):
+        raise ConnectionError(f"Redis does not take the library: {reply}")
 
 
 def _check_is_script_failure(error: hiredis.ReplyError) -> None:
@@ -326,5 +403,5 @@ def _check_is_script_failure(error: hiredis.ReplyError) -> None:
     Raises:
         ConnectionError: the server cannot serve.
     """
-    if "user_script" not in str(error):
+    if not _FAILURE.search(str(error)):
         raise ConnectionError(str(error))

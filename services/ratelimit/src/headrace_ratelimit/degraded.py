@@ -104,7 +104,7 @@ class LocalShare:
 
     def _remember_lease(self, plan: Plan) -> None:
         self._leases[plan.tenant_id, plan.lease_id] = [
-            (plan.charges.charges[idx].kind, plan.charges.charges[idx].name)
+            (plan.charges.charges[idx].kind, plan.charges.charges[idx].scope)
             for idx in plan.charges.budgets
         ]
         while len(self._leases) > _MAX_LEASES:

@@ -86,7 +86,7 @@ async def exchange(
             async for batch in batches:
                 answers.expect(len(batch.calls))
                 for call in batch.calls:
-                    _start(calls, call, answers)
+                    start_call(calls, call, answers.put)
         finally:
             answers.end()
 
@@ -103,7 +103,8 @@ async def exchange(
         await cancel_and_wait(reader, watcher)
 
 
-def _start(calls: Starter, call: pb.LimitCall, answers: AnswerQueue) -> None:
+def start_call(calls: Starter, call: pb.LimitCall, put: Callable[[pb.LimitAnswer], None]) -> None:
+    """Start one call of a batch; *put* gets its answer, maybe at once."""
     call_id = call.call_id
     kind = call.WhichOneof("call") or ""
     traced = start_span(_NAMES.get(kind, kind), call.traceparent) if call.traceparent else None
@@ -112,11 +113,9 @@ def _start(calls: Starter, call: pb.LimitCall, answers: AnswerQueue) -> None:
         if traced is not None:
             traced.end()
         if isinstance(result, HeadraceError):
-            answers.put(_failed(call_id, result))
-            return
-        answer = pb.LimitAnswer(call_id=call_id)
-        getattr(answer, kind).CopyFrom(result)
-        answers.put(answer)
+            put(_failed(call_id, result))
+        else:
+            put(pb.LimitAnswer(call_id=call_id, **{kind: result}))
 
     try:
         match kind:

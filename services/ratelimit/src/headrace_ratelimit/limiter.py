@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from typing import NamedTuple
 
 MINUTE_US = 60_000_000
 DAY_US = 86_400_000_000
@@ -61,8 +62,7 @@ class Measure(Enum):
     LEASES = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Amounts:
+class Amounts(NamedTuple):
     """What a request reserves or has used."""
 
     requests: int = 0
@@ -91,16 +91,17 @@ class Amounts:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """One dimension of one scope.
+    """One dimension of one scope; kind and measure say which. ``limit`` is in its own unit."""
 
-    ``name`` identifies the dimension and scope within the tenant; ``limit`` is in the dimension's
-    own unit.
-    """
-
-    name: str
+    scope: str
     kind: Kind
     measure: Measure
     limit: int
+
+    @property
+    def name(self) -> str:
+        """What identifies it within the tenant."""
+        return f"{self.kind.value}-{self.measure.value}:{self.scope}"
 
 
 class Outcome(Enum):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -108,12 +109,11 @@ def flat_charges(charges: Sequence[Charge]) -> list[int | str]:
     return [
         value
         for charge in charges
-        for value in (charge.kind.value, charge.measure.value, charge.limit, charge.name)
+        for value in (charge.kind.value, charge.measure.value, charge.limit, charge.scope)
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """A checked request to admit."""
 
     tenant_id: str
@@ -154,10 +154,7 @@ class Plans:
         )
 
     def _set_of(self, request: pb.AdmitRequest) -> ChargeSet:
-        key: tuple[str | bytes, ...] = (
-            request.tenant_id,
-            *[scope.SerializeToString() for scope in request.scopes],
-        )
+        key = (request.tenant_id, *[scope.SerializeToString() for scope in request.scopes])
         known = self._sets.get(key)
         if known is None:
             known = self._sets[key] = _charge_set(request)
@@ -194,7 +191,7 @@ def _charges_of(scope: pb.Scope) -> Iterator[tuple[Place, Charge]]:
         yield (
             Place(scope.level, dimension.number, scope.scope_id),
             Charge(
-                name=f"{dimension.number}:{scope.level}:{scope.scope_id}",
+                scope=f"{scope.level}:{scope.scope_id}",
                 kind=dimension.kind,
                 measure=dimension.measure,
                 limit=limit,
@@ -215,7 +212,8 @@ def amounts_of(amounts: pb.Amounts) -> Amounts:
         amounts.cost_nano_usd,
         amounts.cached_input_tokens,
     )
-    if max(it.requests, it.input_tokens, it.output_tokens) > MAX_COST // 2:
+    bound = MAX_COST // 2
+    if it.requests > bound or it.input_tokens > bound or it.output_tokens > bound:
         names = ("requests", "input_tokens", "output_tokens")
         name = next(name for name in names if getattr(it, name) > MAX_COST // 2)
         raise InvalidRequest(f"{name} is at most {MAX_COST // 2}.", param=name)

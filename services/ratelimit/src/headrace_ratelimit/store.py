@@ -1,18 +1,20 @@
-"""The Redis side: the script, its operations and their answers.
+"""The Redis side: the library of one function, its operations and their answers.
 
 Keys, all made from ``hr:rl:{tenant}`` (one hash tag, so one slot):
 
-=======================  ======  ==========================================================
-``<base>:<name>``        string  a rate's TAT, "microseconds rest limit"; lives until it is past
-``<base>:<name>``        zset    lease ids that take up slots, by expiry
-``<base>:<name>:<win>``  string  requests of a day
-``<base>:<name>:<win>``  hash    a budget's window: spent, held
-``<base>:leases``        zset    live leases, by expiry: what the sweep looks at
-``<base>:held``          hash    what each live lease holds (MessagePack)
-``<base>:late:<id>``     string  likewise, of an expired lease; ten minutes
-``<base>:done:<id>``     string  a lease granted without Redis was booked; ten minutes
-``<base>:since``         string  since when no data of this tenant was lost
-=======================  ======  ==========================================================
+======================  ======  ===========================================================
+``<base>:<scope>``      string  all rates, counts and budgets of a scope: a record of doubles
+                                (`lua/records.lua`); lives as long as anything in it counts
+``<base>:<scope>:slots``  zset  lease ids that take up slots of a scope, by expiry
+``<base>:live``         zset    live leases, by expiry: what the sweep looks at
+``<base>:holds``        hash    what each live lease holds
+``<base>:late:<id>``    string  likewise, of an expired lease; ten minutes
+``<base>:done:<id>``    string  a lease granted without Redis was booked; ten minutes
+``<base>:since``        string  since when no data of this tenant was lost
+======================  ======  ===========================================================
+
+A scope is a level and an id ("1:key_01"), so it never is one of the words above. One record per
+scope and a library that stays loaded: docs/adr/0019.
 
 A lease that nobody renews is ended by whatever call of its tenant comes next: each call sweeps
 first. Nothing that a missing sweep leaves behind can let a request pass, it can only hold one back.
@@ -24,7 +26,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -42,32 +44,37 @@ from headrace_ratelimit.limiter import (
 from headrace_ratelimit.memory_limiter import Hold
 from headrace_ratelimit.plans import ChargeSet, Plan, flat_charges, state_of
 
-# (kind, name) of each budget that a lease granted without Redis is booked to.
+# (kind, scope) of each budget that a lease granted without Redis is booked to.
 Foreign = list[tuple[Kind, str]]
 # What the script answers to one operation. Any: numbers, lists of numbers, ids.
 Reply = Any
 
-_PARTS = ("common", "admit", "settle", "renew", "seed", "main")
+_PARTS = ("common", "records", "leases", "admit", "settle", "renew", "seed", "main")
 _ADMIT, _SETTLE, _RENEW, _SEED = 1, 2, 3, 4
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def source() -> str:
-    """Return the script's full text."""
+@dataclass(frozen=True)
+class Library:
+    """The function as Redis loads it. Named by its text: versions live side by side."""
+
+    name: str
+    text: str
+
+
+def library() -> Library:
+    """Read the library's parts."""
     folder = resources.files("headrace_ratelimit") / "lua"
-    return "".join((folder / f"{name}.lua").read_text() for name in _PARTS)
+    text = "".join((folder / f"{name}.lua").read_text() for name in _PARTS)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    name = f"headrace_ratelimit_{digest}"
+    return Library(name, f"#!lua name={name}\nlocal LIBRARY = '{name}'\n{text}")
 
 
-def sha1_of(text: str) -> str:
-    """Return the name under which Redis keeps a script."""
-    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class Op:
+class Op(NamedTuple):
     """One operation on one tenant's limits.
 
-    ``body`` is the script's, without the number of ``charge_set``, which `script_args` gives it.
+    ``body`` is the script's, without the number of ``charge_set``, which `call_args` gives it.
     """
 
     tenant_id: str
@@ -77,18 +84,14 @@ class Op:
 
 def admit_op(plan: Plan) -> Op:
     """Encode an admission."""
-    amounts = plan.amounts.measures
-    return Op(
-        plan.tenant_id,
-        (_ADMIT, plan.lease_id, plan.lease_us, amounts, plan.mode.value),
-        plan.charges.packed,
-    )
+    body = (_ADMIT, plan.lease_id, plan.lease_us, plan.mode.value, *plan.amounts.measures)
+    return Op(plan.tenant_id, body, plan.charges.packed)
 
 
 def settle_op(tenant_id: str, lease_id: str, actual: Amounts, foreign: Foreign) -> Op:
     """Encode a settlement."""
-    budgets = [value for kind, name in foreign for value in (kind.value, name)]
-    return Op(tenant_id, (_SETTLE, lease_id, actual.measures, *budgets))
+    budgets = [value for kind, scope in foreign for value in (kind.value, scope)]
+    return Op(tenant_id, (_SETTLE, lease_id, *actual.measures, *budgets))
 
 
 def renew_op(tenant_id: str, lease_ids: Sequence[str], lease_us: int) -> Op:
@@ -106,7 +109,7 @@ def seed_op(
     flat_spends = [
         value
         for charge, at_us, spent in spends
-        for value in (charge.kind.value, charge.name, at_us, spent)
+        for value in (charge.kind.value, charge.scope, at_us, spent)
     ]
     flat_holds = [
         value
@@ -121,8 +124,8 @@ def seed_op(
     return Op(tenant_id, (_SEED, lease_us, flat_spends, flat_holds))
 
 
-def script_args(ops: Sequence[Op], *, has_ledger: bool, now_us: int = 0) -> list[str | bytes]:
-    """Encode the operations of one tenant as the script's key and arguments.
+def call_args(ops: Sequence[Op], *, has_ledger: bool, now_us: int = 0) -> list[str | bytes]:
+    """Encode the operations of one tenant as the function's key and arguments.
 
     Args:
         ops: of one tenant, at least one; they run in order.

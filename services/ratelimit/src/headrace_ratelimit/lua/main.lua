@@ -1,11 +1,32 @@
 -- Last part: runs the operations in order.
 local ADMIT, SETTLE, RENEW, SEED = 1, 2, 3, 4
-local handlers = {[ADMIT] = admit, [SETTLE] = settle, [RENEW] = renew, [SEED] = seed}
-local replies = {}
+local HANDLERS = {[ADMIT] = admit, [SETTLE] = settle, [RENEW] = renew, [SEED] = seed}
 
-sweep()
-for i, op in ipairs(cmsgpack.unpack(ARGV[3])) do
-  replies[i] = handlers[op[1]](op)
+local function begin(keys, args)
+  if not floor then
+    bind()
+  end
+  call = redis.call
+  base = keys[1]
+  live_key, holds_key, since_key = base .. ':live', base .. ':holds', base .. ':since'
+  has_ledger = args[2] == '1'
+  records, slots = {}, {}
+  is_first_lease, has_renewed = false, false
+  now = tonumber(args[1])
+  if now == 0 then
+    local time = call('TIME')
+    latest = max(latest, tonumber(time[1]) * 1000000 + tonumber(time[2]))
+    now = latest
+  end
 end
-write_back()
-return replies
+
+redis.register_function(LIBRARY, function(keys, args)
+  begin(keys, args)
+  sweep()
+  local replies = {}
+  for i, op in ipairs(decode(args[3])) do
+    replies[i] = HANDLERS[op[1]](op, args)
+  end
+  write_back()
+  return replies
+end)
