@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from headrace_billing.daily import DailySums
@@ -261,10 +262,13 @@ def _entry(event: UsageEvent, amounts: Amounts) -> Entry:
     total = amounts.total_nano_usd
     if not total:
         return Entry(event.request_id, 0, ())
-    names = zip(_REVENUE_CLASSES, amounts, strict=True)
-    revenue = [
-        Posting(f"revenue:{event.model}:{name}", -amount) for name, amount in names if amount
-    ]
+    names = zip(_revenue_accounts(event.model), amounts, strict=True)
+    revenue = [Posting(name, -amount) for name, amount in names if amount]
     return Entry(
         event.request_id, total, (Posting(f"receivable:{event.tenant_id}", total), *revenue)
     )
+
+
+@lru_cache(maxsize=1024)
+def _revenue_accounts(model: str) -> tuple[str, ...]:
+    return tuple(f"revenue:{model}:{name}" for name in _REVENUE_CLASSES)

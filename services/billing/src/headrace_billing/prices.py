@@ -127,10 +127,10 @@ def price_usage(usage: TokenUsage, row: PriceRow) -> Amounts:
         BadUsageError: the counts contradict one another.
     """
     return Amounts(
-        input_nano_usd=uncached_tokens(usage) * row.input_nano_usd,
-        cached_input_nano_usd=cached_tokens(usage) * row.cached_input_nano_usd,
-        cache_write_nano_usd=usage.cache_write_tokens * row.cache_write_nano_usd,
-        output_nano_usd=usage.output_tokens * row.output_nano_usd,
+        uncached_tokens(usage) * row.input_nano_usd,
+        cached_tokens(usage) * row.cached_input_nano_usd,
+        usage.cache_write_tokens * row.cache_write_nano_usd,
+        usage.output_tokens * row.output_nano_usd,
     )
 
 

@@ -45,7 +45,8 @@ def insert_new_rows(connection: Connection, table: Table, rows: Sequence[Values]
         while len(rows) - done >= size:
             sql = _insert_new_sql(table, connection.dialect.name, size)
             values = tuple(chain.from_iterable(rows[done : done + size]))
-            keys.extend(tuple(row) for row in connection.exec_driver_sql(sql, values))
+            # The driver's own rows: SQLAlchemy's are one call each.
+            keys.extend(connection.exec_driver_sql(sql, values).cursor.fetchall())
             done += size
     return keys
 

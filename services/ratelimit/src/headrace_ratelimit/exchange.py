@@ -114,8 +114,10 @@ def start_call(calls: Starter, call: pb.LimitCall, put: Callable[[pb.LimitAnswer
             traced.end()
         if isinstance(result, HeadraceError):
             put(_failed(call_id, result))
-        else:
-            put(pb.LimitAnswer(call_id=call_id, **{kind: result}))
+            return
+        answer = pb.LimitAnswer(call_id=call_id)
+        getattr(answer, kind).CopyFrom(result)
+        put(answer)
 
     try:
         match kind:

@@ -154,7 +154,8 @@ class Plans:
         )
 
     def _set_of(self, request: pb.AdmitRequest) -> ChargeSet:
-        key = (request.tenant_id, *[scope.SerializeToString() for scope in request.scopes])
+        scopes = [scope.SerializeToString() for scope in request.scopes]
+        key: tuple[str | bytes, ...] = (request.tenant_id, *scopes)
         known = self._sets.get(key)
         if known is None:
             known = self._sets[key] = _charge_set(request)
