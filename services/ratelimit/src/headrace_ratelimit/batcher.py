@@ -18,19 +18,24 @@ import asyncio
 import contextlib
 import functools
 import logging
-import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
-
-import hiredis
+from collections.abc import Callable, Iterable
 
 from headrace_common.clock import Clock
-from headrace_common.errors import HeadraceError, Internal
+from headrace_common.errors import HeadraceError
 from headrace_common.lifecycle import cancel_and_wait, raise_if_cancelled
 from headrace_common.redis_pipeline import CommandPart, RedisPipeline
 from headrace_ratelimit.metrics import RateLimitMetrics
 from headrace_ratelimit.store import Op, Reply, call_args, library
+from headrace_ratelimit.store_batch import (
+    Batch,
+    OnReply,
+    Waiting,
+    by_tenant,
+    check_loaded,
+    is_not_loaded,
+    spread,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -45,35 +50,12 @@ _REVIVE_TIMEOUT_S = 2.0
 # A time-out that is noticed this late says that this process did not run, not that Redis did not.
 _STALL_S = 0.01
 _MAX_STALLS = 3
-# Where the function failed, as Redis and Valkey say it.
-_FAILURE = re.compile(r"user_function|@user_script|script: ")
 
 
 class StoreDownError(HeadraceError):
     """Redis does not answer now. Never leaves this service: the local share decides instead."""
 
     reason = "STORE_DOWN"
-
-
-OnReply = Callable[[Reply | HeadraceError], None]
-
-
-class _Waiting(NamedTuple):
-    op: Op
-    on_reply: OnReply
-    must_run: bool
-
-
-class _Batch:
-    """Operations that were sent together."""
-
-    def __init__(self, waiting: list[_Waiting], started_s: float) -> None:
-        self.waiting, self.started_s = waiting, started_s
-        # By tenant, as positions in `waiting`: each is one call.
-        self.groups = _by_tenant([it.op for it in waiting])
-        self.timer: asyncio.TimerHandle | None = None
-        self.stalls = 0
-        self.is_second_try = False
 
 
 class Batcher:
@@ -101,8 +83,8 @@ class Batcher:
         self._url, self._timeout_s, self._has_ledger = url, timeout_s, has_ledger
         self._clock, self._metrics, self._on_revived = clock, metrics, on_revived
         self._library = library()
-        self._queue: deque[_Waiting] = deque()
-        self._in_flight: set[_Batch] = set()
+        self._queue: deque[Waiting] = deque()
+        self._in_flight: set[Batch] = set()
         self._is_flushing = False
         self._is_quiet = asyncio.Event()
         self._is_quiet.set()
@@ -148,7 +130,7 @@ class Batcher:
                 are safe to run twice.
         """
         if self._is_up:
-            self._queue.append(_Waiting(op, on_reply, must_run))
+            self._queue.append(Waiting(op, on_reply, must_run))
             if not self._is_flushing:
                 self._is_flushing = True
                 self._is_quiet.clear()
@@ -190,13 +172,13 @@ class Batcher:
         self._is_flushing = False
         while self._is_up and self._queue and len(self._in_flight) < MAX_IN_FLIGHT:
             size = min(MAX_BATCH, len(self._queue))
-            batch = _Batch([self._queue.popleft() for _ in range(size)], self._clock.now_s())
+            batch = Batch([self._queue.popleft() for _ in range(size)], self._clock.now_s())
             self._in_flight.add(batch)
             self._send(batch)
         if not self._queue and not self._in_flight:
             self._is_quiet.set()
 
-    def _send(self, batch: _Batch) -> None:
+    def _send(self, batch: Batch) -> None:
         commands = self._commands([[batch.waiting[i].op for i in it] for it in batch.groups])
         if batch.is_second_try:
             commands.insert(0, self._load_command())
@@ -210,7 +192,7 @@ class Batcher:
         )
         replies.add_done_callback(functools.partial(self._on_done, batch))
 
-    def _on_late(self, batch: _Batch, due_s: float) -> None:
+    def _on_late(self, batch: Batch, due_s: float) -> None:
         now_s = self._loop.time()
         if now_s - due_s >= _STALL_S and batch.stalls < _MAX_STALLS:
             batch.stalls += 1
@@ -219,7 +201,7 @@ class Batcher:
             return
         self._go_down(TimeoutError(f"no answer within {self._timeout_s} s"))
 
-    def _on_done(self, batch: _Batch, replies: asyncio.Future[list[Reply]]) -> None:
+    def _on_done(self, batch: Batch, replies: asyncio.Future[list[Reply]]) -> None:
         if batch.timer is not None:
             batch.timer.cancel()
         if batch not in self._in_flight:
@@ -237,31 +219,31 @@ class Batcher:
         if self._queue or not self._in_flight:
             self._flush()
 
-    def _take(self, batch: _Batch, results: list[Reply]) -> None:
+    def _take(self, batch: Batch, results: list[Reply]) -> None:
         if batch.is_second_try:
-            _check_loaded(results.pop(0))
-        elif any(_is_not_loaded(it) for it in results):
+            check_loaded(results.pop(0))
+        elif any(is_not_loaded(it) for it in results):
             self._try_again(batch, results)
             return
         self._in_flight.discard(batch)
         self._metrics.batch_calls.observe(len(batch.waiting))
         self._metrics.store_duration_s.observe(self._clock.now_s() - batch.started_s)
-        for i, reply in _spread(batch.groups, results):
+        for i, reply in spread(batch.groups, results):
             batch.waiting[i].on_reply(reply)
 
-    def _try_again(self, batch: _Batch, results: list[Reply]) -> None:
+    def _try_again(self, batch: Batch, results: list[Reply]) -> None:
         """Load the library and run what was not run."""
         again = {
             i
             for group, result in zip(batch.groups, results, strict=True)
             for i in group
-            if _is_not_loaded(result)
+            if is_not_loaded(result)
         }
-        for i, reply in _spread(batch.groups, results):
+        for i, reply in spread(batch.groups, results):
             if i not in again:
                 batch.waiting[i].on_reply(reply)
         self._in_flight.discard(batch)
-        second = _Batch([it for i, it in enumerate(batch.waiting) if i in again], batch.started_s)
+        second = Batch([it for i, it in enumerate(batch.waiting) if i in again], batch.started_s)
         second.is_second_try = True
         self._in_flight.add(second)
         self._send(second)
@@ -285,7 +267,7 @@ class Batcher:
         try:
             async with asyncio.timeout(_REVIVE_TIMEOUT_S):
                 self._redis = await RedisPipeline.connect(self._url, self._on_lost)
-                _check_loaded((await self._redis.send([self._load_command()]))[0])
+                check_loaded((await self._redis.send([self._load_command()]))[0])
             await self._run_kept()
         except (OSError, TimeoutError) as error:
             self._go_down(error)
@@ -308,13 +290,13 @@ class Batcher:
     async def _run_kept(self) -> None:
         while self._kept:
             ops = [self._kept[idx] for idx in range(min(_MAX_KEPT_BATCH, len(self._kept)))]
-            groups = _by_tenant(ops)
+            groups = by_tenant(ops)
             async with asyncio.timeout(_REVIVE_TIMEOUT_S):
                 results = await self._connection().send(
                     self._commands([[ops[i] for i in group] for group in groups])
                 )
             # Looks for what says that the server cannot serve.
-            list(_spread(groups, results))
+            list(spread(groups, results))
             for _ in ops:
                 self._kept.popleft()
             self._metrics.kept_settlements.set(len(self._kept))
@@ -347,7 +329,7 @@ class Batcher:
         self._is_quiet.set()
         self._fail(queued)
 
-    def _fail(self, waiting: list[_Waiting]) -> None:
+    def _fail(self, waiting: list[Waiting]) -> None:
         for it in waiting:
             if it.must_run:
                 self._keep(it.op)
@@ -357,51 +339,3 @@ class Batcher:
         redis, self._redis = self._redis, None
         if redis is not None:
             redis.close()
-
-
-def _by_tenant(ops: list[Op]) -> list[list[int]]:
-    groups: dict[str, list[int]] = {}
-    for idx, op in enumerate(ops):
-        groups.setdefault(op.tenant_id, []).append(idx)
-    return list(groups.values())
-
-
-def _spread(
-    groups: list[list[int]], results: list[Reply]
-) -> Iterator[tuple[int, Reply | HeadraceError]]:
-    """Give each operation its part of its call's result; a failed call's are `Internal`.
-
-    Raises:
-        ConnectionError: the server cannot serve.
-    """
-    for group, result in zip(groups, results, strict=True):
-        if isinstance(result, hiredis.ReplyError):
-            if not _is_not_loaded(result):
-                _check_is_script_failure(result)
-                _log.error("the function failed: %s", result)
-            result = [Internal() for _ in group]
-        yield from zip(group, result, strict=True)
-
-
-def _is_not_loaded(reply: Reply) -> bool:
-    return isinstance(reply, hiredis.ReplyError) and "Function not found" in str(reply)
-
-
-def _check_loaded(reply: Reply) -> None:
-    """Raise unless a library was loaded.
-
-    Raises:
-        ConnectionError: the server does not take it.
-    """
-    if isinstance(reply, hiredis.ReplyError):
-        raise ConnectionError(f"Redis does not take the library: {reply}")
-
-
-def _check_is_script_failure(error: hiredis.ReplyError) -> None:
-    """Pass a bug of ours or bad data; raise for a server that is loading, read-only or full.
-
-    Raises:
-        ConnectionError: the server cannot serve.
-    """
-    if not _FAILURE.search(str(error)):
-        raise ConnectionError(str(error))
