@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from headrace_common.errors import (
@@ -24,6 +24,7 @@ from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.api_request import ApiRequest
 from headrace_gateway.auth import check_model_allowed
+from headrace_gateway.model_routes.cascade import Cascade
 from headrace_gateway.model_routes.route_file import RouteFile, RouteSection
 
 _HASHED_CHARS = 200
@@ -69,9 +70,13 @@ class ModelChoice:
         """Tell the client which model serves it, by which route."""
         return [
             (b"x-headrace-model", self.model.encode()),
-            (b"x-headrace-route", f"{self.asked}; kind={self.kind}".encode()),
+            (b"x-headrace-route", self._route_header().encode()),
             *([(b"x-headrace-fallback", b"%d" % len(self.failed))] if self.failed else []),
         ]
+
+    def _route_header(self) -> str:
+        score = self.reasons.get("cascade", {}).get("score")
+        return f"{self.asked}; kind={self.kind}" + ("" if score is None else f"; score={score}")
 
     def story(self) -> Json:
         """Tell it to the request's owner."""
@@ -102,10 +107,14 @@ class ModelRoutes:
     Args:
         file: checked.
         revision: its name.
+        cascades: those of its routes that are one, ready.
     """
 
-    def __init__(self, file: RouteFile, revision: str) -> None:
+    def __init__(
+        self, file: RouteFile, revision: str, cascades: Mapping[str, Cascade] | None = None
+    ) -> None:
         self._routes, self.revision = file.routes, revision
+        self._cascades = cascades or {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -117,7 +126,11 @@ class ModelRoutes:
         return self._routes.get(name)
 
     def choose(
-        self, name: str, principal: Principal, sticky_of: Callable[[str], str]
+        self,
+        name: str,
+        principal: Principal,
+        sticky_of: Callable[[str], str],
+        text_of: Callable[[], str] = str,
     ) -> ModelChoice:
         """Find the model for a name.
 
@@ -125,6 +138,7 @@ class ModelRoutes:
             name: as the client wrote it.
             principal: whose key asks.
             sticky_of: returns what a draw is made by, from the route's `sticky`.
+            text_of: returns what is asked, for a cascade.
 
         Raises:
             ModelNotAllowed: the key may use neither the route nor a model that it leads to.
@@ -137,7 +151,12 @@ class ModelRoutes:
         weights = {model: weight for model, weight in route.weights.items() if model in allowed}
         if not weights:
             raise ModelNotAllowed(f"This API key may not use the model {name!r}.", param="model")
-        first = draw(weights, lambda: f"{route.seed}|{name}|{sticky_of(route.sticky)}")
+        reasons: Json = {}
+        cascade = self._cascades.get(name)
+        if cascade is not None and len(weights) > 1:
+            first, reasons = cascade.choose(text_of)
+        else:
+            first = draw(weights, lambda: f"{route.seed}|{name}|{sticky_of(route.sticky)}")
         spares = dict.fromkeys(it for it in route.fallbacks if it in allowed and it != first)
         return ModelChoice(
             asked=name,
@@ -147,6 +166,7 @@ class ModelRoutes:
             spares=tuple(spares),
             fallback_on=route.fallback_on,
             start_timeout_s=route.start_timeout_s,
+            reasons=reasons,
         )
 
 

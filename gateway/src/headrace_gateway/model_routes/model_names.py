@@ -9,6 +9,7 @@ from headrace_gateway.answer_extras import Json
 from headrace_gateway.api_request import ApiRequest
 from headrace_gateway.auth import check_model_allowed
 from headrace_gateway.model_directory import ModelDirectory, ServedModel
+from headrace_gateway.model_routes.cascade import asked_text
 from headrace_gateway.model_routes.choice import ModelChoice, sticky_key, usable_targets
 from headrace_gateway.model_routes.route_watch import RouteWatch
 
@@ -42,6 +43,7 @@ class ModelNames:
             request.model,
             principal,
             lambda by: sticky_key(request, principal, request_id, by),
+            lambda: asked_text(request.messages, request.prompts),
         )
         while True:
             try:

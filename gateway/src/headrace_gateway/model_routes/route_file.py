@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from headrace_common.toml_file import load_toml
+from headrace_gateway.model_routes.cascade import Cascade, CascadeSection, load_head
 
 ModelName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[\x21-\x7e]+$")]
 FailureKind = Literal["unavailable", "overloaded", "timeout"]
@@ -30,6 +31,7 @@ class RouteSection(_Section):
 
     model: ModelName | None = None
     split: tuple[Variant, ...] = ()
+    cascade: CascadeSection | None = None
     # What keeps to one variant: all turns of a conversation, all requests of a key, or nothing.
     sticky: Literal["conversation", "key", "request"] = "conversation"
     seed: str = Field(default="", max_length=200)
@@ -42,6 +44,8 @@ class RouteSection(_Section):
     @property
     def weights(self) -> dict[str, float]:
         """The models that serve it while they can, with their shares."""
+        if self.cascade is not None:
+            return {self.cascade.small: 1.0, self.cascade.large: 1.0}
         return {self.model: 1.0} if self.model else {it.model: it.weight for it in self.split}
 
     @property
@@ -52,12 +56,15 @@ class RouteSection(_Section):
     @property
     def kind(self) -> str:
         """What sort of route it is."""
+        if self.cascade is not None:
+            return "cascade"
         return "alias" if self.model else "split"
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        if (self.model is not None) == bool(self.split):
-            raise ValueError("give either model or split")
+        given = (self.model is not None, bool(self.split), self.cascade is not None)
+        if sum(given) != 1:
+            raise ValueError("give either model or split or cascade")
         if len({it.model for it in self.split}) < len(self.split):
             raise ValueError("split names a model twice")
         return self
@@ -81,6 +88,19 @@ class RouteFile(_Section):
                         f"routes.{name} leads to {target}, which is a route too; name models"
                     )
         return self
+
+
+def load_cascades(file: RouteFile, folder: Path) -> dict[str, Cascade]:
+    """Read the heads of a file's cascades, by the name of the route.
+
+    Raises:
+        SettingsError: one cannot be read.
+    """
+    return {
+        name: Cascade(route.cascade, load_head(route.cascade.head, folder))
+        for name, route in file.routes.items()
+        if route.cascade is not None
+    }
 
 
 def load_route_file(path: Path) -> tuple[RouteFile, str]:

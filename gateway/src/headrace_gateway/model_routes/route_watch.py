@@ -15,7 +15,11 @@ from pathlib import Path
 from headrace_common.settings import SettingsError
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.model_routes.choice import ModelRoutes
-from headrace_gateway.model_routes.route_file import RouteFile, load_route_file
+from headrace_gateway.model_routes.route_file import (
+    RouteFile,
+    load_cascades,
+    load_route_file,
+)
 
 _log = logging.getLogger(__name__)
 _INTERVAL_S = 1.0
@@ -77,7 +81,9 @@ class RouteWatch:
         self._seen = _stamp(self._path)
         try:
             if self._path is not None and self._seen is not None:
-                self.routes = ModelRoutes(*load_route_file(self._path))
+                file, revision = load_route_file(self._path)
+                cascades = load_cascades(file, self._path.parent)
+                self.routes = ModelRoutes(file, revision, cascades)
             else:
                 self.routes = NO_ROUTES
         except SettingsError as error:
