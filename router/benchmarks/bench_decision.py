@@ -3,9 +3,11 @@
 ``python router/benchmarks/bench_decision.py [--replicas 32] [--blocks 1000000]`` prints what a
 whole decision takes (gather, look up, filter, choose by `hold`, render the explanation) beside its
 parts from the same run: reading the hashes out of the message, the lookup, and the same decision
-without a prompt. Prompts share beginnings of many lengths with what replicas hold; a tenth of them
-are under way on some replica. Times are of the process's own CPU clock, so that other programs
-count little, and by the wall.
+without a prompt. The last row is what the service does in all: the decision with its booking, the
+rendering and the end, which gives the load back. Before each decision some replica reports. Prompts
+share beginnings of many lengths with what replicas hold; a tenth of them are under way on some
+replica. Times are of the process's own CPU clock, so that other programs count little, and by the
+wall.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import sys
 import time
 from collections.abc import Callable
 from random import Random
+
+from prometheus_client import CollectorRegistry
 
 from headrace_common.kv_index import TIERS, ReplicaKey, chain_ints
 from headrace_contracts.worker.v1.worker_pb2 import (
@@ -28,11 +32,14 @@ from headrace_router.assumed import AssumedBlocks
 from headrace_router.candidate import Query
 from headrace_router.decisions import to_message
 from headrace_router.decode_prediction import DecodePredictor
+from headrace_router.desk import PickDesk
 from headrace_router.known_prefixes import KnownPrefixes
 from headrace_router.load_guard import LoadBook
+from headrace_router.metrics import RouterMetrics
 from headrace_router.mirror import PrefixMirror
-from headrace_router.pick import Pipeline
+from headrace_router.pick import Choice, Pipeline
 from headrace_router.policies.hold import HoldParameters, HoldPolicy
+from headrace_router.policy_file import load_policy_file
 from headrace_router.prediction import PrefillPredictor
 from headrace_router.replicas import ReplicaTable
 from headrace_router.speculative import InFlightBlocks
@@ -58,8 +65,21 @@ class Router:
         assumed = AssumedBlocks(120, 1 << 30, self.clock, self.mirror.replicas().__contains__)
         weights = dict(zip(TIERS, (1.0, 0.75, 0.25), strict=True))
         self.prefixes = KnownPrefixes(self.mirror, assumed, weights)
+        self.predictor_of_decode = DecodePredictor()
         self.pipeline = Pipeline(
-            self.table, self.prefixes, self.loads, self.predictor, DecodePredictor()
+            self.table, self.prefixes, self.loads, self.predictor, self.predictor_of_decode
+        )
+        file = load_policy_file(None)
+        file = file.model_copy(update={"hold": file.hold.model_copy(update={"slack_s": 1e9})})
+        self.desk = PickDesk(
+            self.pipeline,
+            self.loads,
+            self.predictor,
+            self.predictor_of_decode,
+            file,
+            self.clock,
+            self.random,
+            RouterMetrics(CollectorRegistry()),
         )
         self.policy = HoldPolicy(HoldParameters(slack_s=1e9), self.random)
         self.keys = [ReplicaKey(f"worker-{number}", 1) for number in range(num_replicas)]
@@ -75,26 +95,41 @@ class Router:
     def report(self) -> None:
         """Let every replica report; the clock stands still, so that none grows stale."""
         for key in self.keys:
-            report = LoadReport(
-                replica=key.to_ref(),
-                state=WORKER_STATE_READY,
-                queued_prefill_tokens=self.random.randrange(4000),
-                prefill_tokens_per_s=5000,
-            )
-            self.table.report(key.worker_id, report, self.clock.now_s())
+            self._report(key)
+
+    def _report(self, key: ReplicaKey) -> None:
+        report = LoadReport(
+            replica=key.to_ref(),
+            state=WORKER_STATE_READY,
+            queued_prefill_tokens=self.random.randrange(4000),
+            prefill_tokens_per_s=self.random.uniform(4000, 6000),
+            decode_step_s=self.random.uniform(0.02, 0.03),
+            decode_step_streams=self.random.randrange(1, 16),
+        )
+        self.loads.note_report(key, self.clock.now_s())
+        self.predictor.observe_report(key, report)
+        self.predictor_of_decode.observe(key, report)
+        self.table.report(key.worker_id, report, self.clock.now_s())
 
     def decide(self, block_hashes: bytes) -> None:
         """Decide as the service does, from the message to the explanation."""
-        query = Query(
-            request_id="r",
-            model="m",
-            chain=chain_ints(block_hashes),
-            prompt_tokens=len(block_hashes) + 8,
-        )
+        query = _query(block_hashes)
         view = self.pipeline.view("m", self.clock.now_s())
         choice = self.pipeline.choose(query, self.policy, view)
         if choice is not None:
             to_message(query, choice, queue_s=0.0, index_staleness_s=0.0).SerializeToString()
+
+    def serve(self, block_hashes: bytes) -> None:
+        """Pick, book, explain and end as the service does."""
+        query = _query(block_hashes)
+        chosen: list[Choice] = []
+        ticket = self.desk.submit(query, None, lambda one: chosen.append(one))  # type: ignore[arg-type]  # never an error here
+        to_message(query, chosen[0], queue_s=0.0, index_staleness_s=0.0).SerializeToString()
+        ticket.close()
+
+    def report_one(self) -> None:
+        """Let some replica report something new."""
+        self._report(self.random.choice(self.keys))
 
     def _fill(self, num_blocks: int) -> list[bytes]:
         """Hold chains of 1,000 blocks, each to several depths; return prompts that begin so."""
@@ -120,6 +155,15 @@ class Router:
         return prompts
 
 
+def _query(block_hashes: bytes) -> Query:
+    return Query(
+        request_id="r",
+        model="m",
+        chain=chain_ints(block_hashes),
+        prompt_tokens=len(block_hashes) + 8,
+    )
+
+
 def main() -> int:
     """Fill, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -132,16 +176,21 @@ def main() -> int:
     _measure("reading the hashes", router, chain_ints, whole)
     _measure("lookup alone", router, lambda one: router.prefixes.depths(chain_ints(one)), whole)
     _measure("decision, no prompt", router, lambda _one: router.decide(b""), whole)
+    _measure("pick, explain and end", router, router.serve, whole)
     return 0
 
 
 def _measure(
-    name: str, router: Router, act: Callable[[bytes], object], whole: float | None = None
+    name: str,
+    router: Router,
+    act: Callable[[bytes], object],
+    whole: float | None = None,
 ) -> float:
     """Print one line; return the p99 of CPU time in us."""
     walls, cpus = [], []
     for _ in range(_ROUNDS):
         prompt = random.choice(router.prompts)  # noqa: S311 - a sample
+        router.report_one()
         started, cpu_started = time.perf_counter_ns(), time.thread_time_ns()
         act(prompt)
         cpus.append((time.thread_time_ns() - cpu_started) / 1e3)

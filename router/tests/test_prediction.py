@@ -17,7 +17,8 @@ def measure(predictor: PrefillPredictor, key: ReplicaKey, *rates: float) -> None
 
 
 def token_s(predictor: PrefillPredictor, key: ReplicaKey) -> float:
-    return predictor.token_s(key, predictor.usual_token_s([A, B, C]))
+    replicas = [A, B, C]
+    return predictor.token_times_s(replicas)[1][replicas.index(key)]
 
 
 def test_a_measured_rate_beats_the_default() -> None:

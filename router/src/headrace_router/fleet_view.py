@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from headrace_common.kv_index import ReplicaKey
+from headrace_router.decode_prediction import StepTime
 from headrace_router.filters import NO_ROOM
 from headrace_router.load_guard import Load
 from headrace_router.replicas import Replica
@@ -38,8 +39,8 @@ class FleetView:
     now_s: float
     # Changes when replicas come, go or change their state.
     version: int
-    # What peers without measurements of their own are taken to do.
-    usual_token_s: float
+    # What peers that have not generated yet are taken to need.
+    usual_step: StepTime
     # How long an output of this model usually is.
     output_tokens: float
     replicas: list[ReplicaView]

@@ -25,13 +25,14 @@ class _Standing:
     """What was computed for one replica, and from what."""
 
     report: LoadReport
+    # Its bookings; see `LoadBook.revision`.
+    account: object
+    revision: int
     table_version: int
-    # Identifies its bookings; see `LoadBook.revision`.
-    revision: tuple[object, int]
     is_fresh: bool
     load: Load
     filtered_by: str
-    view: ReplicaView
+    view: ReplicaView | None = None
 
 
 class Gatherer:
@@ -63,31 +64,34 @@ class Gatherer:
         self._tidy()
         serving = self._table.serving(model)
         keys = [replica.key for replica in serving]
-        token_s = self._predictor.usual_token_s(keys)
+        _, times = self._predictor.token_times_s(keys)
         step = self._decode.usual_step(keys)
         output_tokens = self._decode.output_tokens(model)
-        view = FleetView(model, now_s, self._table.version, token_s, output_tokens, [])
-        view.replicas = [self._view(replica, view, step) for replica in serving]
+        replicas = [
+            self._view(replica, token_s, step, now_s)
+            for replica, token_s in zip(serving, times, strict=True)
+        ]
         if self._breakers is not None and (broken := self._breakers.broken(now_s)):
-            view.replicas = [_unless_broken(one, broken) for one in view.replicas]
-        return view
+            replicas = [_unless_broken(one, broken) for one in replicas]
+        return FleetView(model, now_s, self._table.version, step, output_tokens, replicas)
 
     def mend(self, view: FleetView, key: ReplicaKey) -> None:
         """Look again at one replica, after a booking there."""
         for idx, one in enumerate(view.replicas):
             if one.replica.key == key:
-                step = self._decode.usual_step([other.replica.key for other in view.replicas])
-                mended = self._view(one.replica, view, step)
+                mended = self._view(one.replica, one.token_s, view.usual_step, view.now_s)
                 broken = self._breakers and self._breakers.broken(view.now_s)
                 view.replicas[idx] = _unless_broken(mended, broken) if broken else mended
 
-    def _view(self, replica: Replica, fleet: FleetView, usual_step: StepTime) -> ReplicaView:
-        key = replica.key
-        standing = self._standing(replica, fleet.now_s)
-        load, view = standing.load, standing.view
-        token_s = self._predictor.token_s(key, fleet.usual_token_s)
-        step_s = self._decode.step(key, usual_step).with_streams_s(load.num_requests + 1)
-        if view.token_s != token_s or view.step_s != step_s or view.load is not load:
+    def _view(
+        self, replica: Replica, token_s: float, usual_step: StepTime, now_s: float
+    ) -> ReplicaView:
+        standing = self._standing(replica, now_s)
+        load = standing.load
+        base_s, slope_s = self._decode.step(replica.key, usual_step)
+        step_s = base_s + slope_s * (load.num_requests + 1)
+        view = standing.view
+        if view is None or view.token_s != token_s or view.step_s != step_s:
             backlog_s = load.backlog_tokens * token_s
             view = ReplicaView(replica, standing.filtered_by, load, token_s, backlog_s, step_s)
             standing.view = view
@@ -95,26 +99,25 @@ class Gatherer:
 
     def _standing(self, replica: Replica, now_s: float) -> _Standing:
         """Return what follows from a replica's report and bookings."""
-        standing = self._standings.get(replica.key)
-        revision, is_fresh = self._loads.revision(replica.key), replica.is_fresh(now_s)
+        known = self._standings.get(replica.key)
+        account, revision = self._loads.revision(replica.key)
+        version, is_fresh = self._table.version, replica.is_fresh(now_s)
         if (
-            standing is not None
-            and standing.report is replica.report
-            and standing.revision == revision
-            and standing.table_version == self._table.version
-            and standing.is_fresh == is_fresh
+            known is not None
+            and known.report is replica.report
+            and known.account is account
+            and known.revision == revision
+            and known.table_version == version
+            and known.is_fresh == is_fresh
         ):
-            return standing
+            return known
         load = self._loads.load(replica.key, replica.report if is_fresh else None)
         filtered_by = unavailable(replica, now_s)
         if not filtered_by and not has_room(replica, load):
             filtered_by = NO_ROOM
-        # Its seconds are filled in by the caller.
-        view = ReplicaView(replica, filtered_by, load, -1.0, 0.0, 0.0)
-        version = self._table.version
-        standing = _Standing(replica.report, version, revision, is_fresh, load, filtered_by, view)
-        self._standings[replica.key] = standing
-        return standing
+        fresh = _Standing(replica.report, account, revision, version, is_fresh, load, filtered_by)
+        self._standings[replica.key] = fresh
+        return fresh
 
     def _tidy(self) -> None:
         """Forget replicas that are gone."""

@@ -174,7 +174,7 @@ class PrefixMirror:
         while alive and position < len(chain):
             probe = min(position + stride, len(chain)) - 1
             if holders(chain[probe], 0) & alive != alive:
-                alive = self._split(chain, position, probe, alive, found)
+                alive = self._split(holders, chain, position, probe, alive, found)
             position = probe + 1
         self._note(alive, len(chain), found)
         if found and self.num_entries() > self._max_entries * 3 // 4:
@@ -293,26 +293,33 @@ class PrefixMirror:
         return holders
 
     def _split(
-        self, chain: Sequence[int], first: int, last: int, alive: int, found: dict[ReplicaKey, int]
+        self,
+        holders: Callable[[int, int], int],
+        chain: Sequence[int],
+        first: int,
+        last: int,
+        alive: int,
+        found: dict[ReplicaKey, int],
     ) -> int:
         """Find where between two blocks who drops out, by halves; return who is left at *last*.
 
         Args:
+            holders: looks a block up.
             chain: the whole prompt.
             first: the first block not looked at.
             last: the last one to look at.
             alive: who holds everything before *first*.
             found: where depths are noted.
         """
-        left = self._reader()(chain[last], 0) & alive
+        left = holders(chain[last], 0) & alive
         if left == alive:
             return alive
         if first == last:
             self._note(alive & ~left, first, found)
             return left
         middle = (first + last) // 2
-        still = self._split(chain, first, middle, alive, found)
-        return self._split(chain, middle + 1, last, still, found) if still else 0
+        still = self._split(holders, chain, first, middle, alive, found)
+        return self._split(holders, chain, middle + 1, last, still, found) if still else 0
 
     def _note(self, slots: int, depth: int, found: dict[ReplicaKey, int]) -> None:
         if slots and depth:

@@ -12,7 +12,7 @@ requests inside their goal.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace_common.kv_index import ReplicaKey
@@ -54,6 +54,10 @@ class _Known:
         self.log_own_s = measured + self.log_correction
 
 
+# Of a replica that never said anything. Never changed.
+_UNKNOWN = _Known()
+
+
 class PrefillPredictor:
     """Predicts seconds of prefill.
 
@@ -90,32 +94,29 @@ class PrefillPredictor:
         known.log_correction = max(-_MAX_LOG_CORRECTION, min(_MAX_LOG_CORRECTION, moved))
         known.settle(self._log_default_s)
 
-    def usual_token_s(self, replicas: Iterable[ReplicaKey]) -> float:
-        """Return the mean seconds per uncached token of a model's replicas, by evidence."""
-        total = weights = 0.0
-        for key in replicas:
-            known = self._known.get(key)
-            if known is not None and known.evidence:
-                total += known.evidence * known.log_own_s
-                weights += known.evidence
-        return math.exp(total / weights if weights else self._log_default_s)
-
-    def token_s(self, replica: ReplicaKey, usual_s: float) -> float:
-        """Return the predicted seconds per uncached prompt token.
+    def token_times_s(self, replicas: Sequence[ReplicaKey]) -> tuple[float, list[float]]:
+        """Predict seconds per uncached prompt token.
 
         Args:
-            replica: whose.
-            usual_s: of its peers, from `usual_token_s`.
+            replicas: all that serve a model.
+
+        Returns:
+            What is usual among them, the mean by evidence; and each one's own.
         """
-        known = self._known.get(replica)
-        if known is None or not known.evidence:
-            return usual_s
+        everyone = [self._known.get(key, _UNKNOWN) for key in replicas]
+        total = weights = 0.0
+        for known in everyone:
+            total += known.evidence * known.log_own_s
+            weights += known.evidence
+        usual_s = math.exp(total / weights if weights else self._log_default_s)
         log_usual_s = math.log(usual_s)
-        difference = known.log_own_s - log_usual_s
-        difference *= known.evidence / (known.evidence + _PEERS_EVIDENCE)
-        if abs(difference) < _LOG_ALIKE:
-            return usual_s
-        return math.exp(log_usual_s + difference)
+        times = []
+        for known in everyone:
+            difference = known.log_own_s - log_usual_s
+            difference *= known.evidence / (known.evidence + _PEERS_EVIDENCE)
+            is_alike = not known.evidence or abs(difference) < _LOG_ALIKE
+            times.append(usual_s if is_alike else math.exp(log_usual_s + difference))
+        return usual_s, times
 
     def forget(self, replicas: set[ReplicaKey]) -> None:
         """Keep only what was learned of *replicas*."""

@@ -3,11 +3,16 @@
 Events come late: without this, a burst of equal prompts would scatter over the fleet. An entry
 lives from the decision until shortly after the first token (by then the event has come), at most
 `TTL_S`, and no longer than its request.
+
+A block is held while it came more often than it went. Both are counted at the speed of C, since
+whole prompts come and go with each decision; counts of what is gone are thrown away from time to
+time.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 
 from headrace_common.kv_index import ReplicaKey
@@ -16,14 +21,62 @@ from headrace_common.kv_index import ReplicaKey
 TTL_S = 120.0
 # Time for the event to arrive after the first token.
 GRACE_S = 1.0
+# Blocks that went, beyond those that are there, before all is counted anew.
+_MAX_GONE_BLOCKS = 4096
+
+
+class _Held:
+    """Blocks on their way to one replica."""
+
+    def __init__(self) -> None:
+        self._chains: dict[int, Sequence[int]] = {}
+        self._came: Counter[int] = Counter()
+        self._went: Counter[int] = Counter()
+        self._num_there = self._num_gone = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._chains)
+
+    def add(self, entry_id: int, chain: Sequence[int]) -> None:
+        self._chains[entry_id] = chain
+        self._came.update(chain)
+        self._num_there += len(chain)
+
+    def remove(self, entry_id: int) -> None:
+        chain = self._chains.pop(entry_id)
+        self._went.update(chain)
+        self._num_there -= len(chain)
+        self._num_gone += len(chain)
+        if self._num_gone > self._num_there + _MAX_GONE_BLOCKS:
+            self._count_anew()
+
+    def prefix_len(self, chain: Sequence[int]) -> int:
+        """Bisect: whole chains are added, so what is held is a prefix."""
+        came, went = self._came.get, self._went.get
+        if came(chain[0], 0) <= went(chain[0], 0):
+            return 0
+        low, high = 1, len(chain)
+        while low < high:
+            middle = (low + high + 1) // 2
+            block = chain[middle - 1]
+            if came(block, 0) > went(block, 0):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _count_anew(self) -> None:
+        self._came, self._went, self._num_gone = Counter(), Counter(), 0
+        for chain in self._chains.values():
+            self._came.update(chain)
 
 
 class InFlightBlocks:
     """Block chains of requests under way, by replica."""
 
     def __init__(self) -> None:
-        self._counts: dict[ReplicaKey, dict[int, int]] = {}
-        self._entries: dict[int, tuple[ReplicaKey, Sequence[int]]] = {}
+        self._held: dict[ReplicaKey, _Held] = {}
+        self._entries: dict[int, tuple[ReplicaKey, bool]] = {}
         self._expiries: list[tuple[float, int]] = []
         self._next_id = 0
 
@@ -32,13 +85,10 @@ class InFlightBlocks:
         self.expire(now_s)
         self._next_id += 1
         entry_id = self._next_id
-        self._entries[entry_id] = (replica, chain)
+        self._entries[entry_id] = (replica, bool(chain))
         heapq.heappush(self._expiries, (now_s + TTL_S, entry_id))
-        if not chain:
-            return entry_id
-        counts = self._counts.setdefault(replica, {})
-        for block in chain:
-            counts[block] = counts.get(block, 0) + 1
+        if chain:
+            self._held.setdefault(replica, _Held()).add(entry_id, chain)
         return entry_id
 
     def confirm(self, entry_id: int, now_s: float) -> None:
@@ -48,19 +98,13 @@ class InFlightBlocks:
 
     def remove(self, entry_id: int) -> None:
         """End an entry now. Idempotent."""
-        entry = self._entries.pop(entry_id, None)
-        if entry is None or not entry[1]:
+        replica, has_blocks = self._entries.pop(entry_id, (None, False))
+        if replica is None or not has_blocks:
             return
-        replica, chain = entry
-        counts = self._counts[replica]
-        for block in chain:
-            left = counts[block] - 1
-            if left:
-                counts[block] = left
-            else:
-                del counts[block]
-        if not counts:
-            del self._counts[replica]
+        held = self._held[replica]
+        held.remove(entry_id)
+        if not held:
+            del self._held[replica]
 
     def expire(self, now_s: float) -> None:
         """End what is overdue."""
@@ -71,24 +115,9 @@ class InFlightBlocks:
         """Count the leading blocks of *chain* on their way to each replica; zeros are left out."""
         if not chain:
             return {}
-        return {
-            replica: _prefix_len(chain, counts)
-            for replica, counts in self._counts.items()
-            if chain[0] in counts
-        }
+        depths = {replica: held.prefix_len(chain) for replica, held in self._held.items()}
+        return {replica: depth for replica, depth in depths.items() if depth}
 
     def num_entries(self) -> int:
         """Count the requests under way whose blocks count."""
         return len(self._entries)
-
-
-def _prefix_len(chain: Sequence[int], held: dict[int, int]) -> int:
-    """Bisect: whole chains are added, so what is held is a prefix."""
-    low, high = 1, len(chain)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if chain[middle - 1] in held:
-            low = middle
-        else:
-            high = middle - 1
-    return low
