@@ -3,7 +3,8 @@
 ``python cache-index/benchmarks/bench_index.py [--blocks 1000000]`` prints, each beside a reference
 from the same run:
 
-- *lag*: from a worker's event to the router's mirror, beside one Redis round trip;
+- *lag*: from a worker's event to the router's mirror, with the index as a process of its own,
+  beside one Redis round trip;
 - *writes*: blocks a second from the publisher's stream into Redis, beside plain SADDs;
 - *restart*: a router process killed and started again: the time to its first decision, to the index
   read whole, and what decisions take meanwhile.
@@ -27,8 +28,6 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
-from headrace_cache_index.app import CacheIndexApp
-from headrace_cache_index.settings import CacheIndexSettings
 from headrace_common.clock import SystemClock
 from headrace_common.errors import HeadraceError
 from headrace_common.kv_index import TIERS, IndexKeys, RegistryEntry, ReplicaKey, chain_ints
@@ -36,11 +35,12 @@ from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.redis_client import background_client
 from headrace_common.rpc import method_ref
 from headrace_common.session import SessionClient
+from headrace_contracts.cache_index.v1.cache_index_pb2 import IndexDelta
 from headrace_contracts.router.v1 import router_pb2
 from headrace_contracts.types.v1.types_pb2 import ReplicaRef
 from headrace_router.index_feed import IndexFeed
 from headrace_router.metrics import RouterMetrics
-from headrace_router.mirror import PrefixMirror
+from headrace_router.mirror import Mirrored, PrefixMirror
 from headrace_testing.fake_publisher import FakePublisher
 from headrace_testing.fake_worker import MODEL, FakeWorker, FakeWorkerServer
 from headrace_testing.servers import valkey
@@ -80,18 +80,38 @@ async def main() -> int:
 
 @asynccontextmanager
 async def _index(url: str) -> AsyncIterator[str]:
-    listen = f"127.0.0.1:{free_port()}"
-    settings = CacheIndexSettings.model_validate({"redis_url": url, "listen": listen})
-    app = CacheIndexApp(settings, SystemClock())
-    await app.start()
+    """Run the service as it is run: as a process of its own."""
+    listen, metrics = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    settings = {"REDIS_URL": url, "LISTEN": listen, "METRICS_LISTEN": metrics}
+    process = await _start("headrace_cache_index", "HEADRACE_CACHE_INDEX_", settings)
     try:
+        while not await asyncio.to_thread(_is_up, f"http://{metrics}/ready"):
+            await asyncio.sleep(0.02)
         yield listen
     finally:
-        await app.stop()
+        process.kill()
+        await process.wait()
+
+
+class _Watched(PrefixMirror):
+    """A mirror that tells when something new is visible."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changed = asyncio.Event()
+
+    def apply(self, delta: IndexDelta) -> bool:
+        is_applied = super().apply(delta)
+        self.changed.set()
+        return is_applied
+
+    def commit(self, key: ReplicaKey, fresh: Mirrored) -> None:
+        super().commit(key, fresh)
+        self.changed.set()
 
 
 async def _lag(redis: Redis, address: str, num_batches: int) -> None:
-    mirror = PrefixMirror()
+    mirror = _Watched()
     feed = IndexFeed(
         redis, IndexKeys(), mirror, SystemClock(), RouterMetrics(CollectorRegistry()), 3600
     )
@@ -107,7 +127,8 @@ async def _lag(redis: Redis, address: str, num_batches: int) -> None:
             started = time.perf_counter()
             publisher.store(chain)
             while not mirror.depths(ints):
-                await asyncio.sleep(0)
+                mirror.changed.clear()
+                await mirror.changed.wait()
             lags.append(time.perf_counter() - started)
             pings.append(await _timed(redis.ping))
     finally:
@@ -182,25 +203,18 @@ class _Router:
 
     def __init__(self, redis_url: str, worker: str) -> None:
         self._address, self._metrics = (f"127.0.0.1:{free_port()}" for _ in range(2))
-        settings = {
+        self._settings = {
             "REDIS_URL": redis_url,
             "WORKERS": worker,
             "LISTEN": self._address,
             "METRICS_LISTEN": self._metrics,
-        }
-        self._environment = {
-            **os.environ,  # noqa: TID251 - a child's environment, not a setting
-            **{f"HEADRACE_ROUTER_{name}": value for name, value in settings.items()},
         }
         self._client = SessionClient(self._address)
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         """Start and wait until it listens."""
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "headrace_router", env=self._environment,
-            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
-        )  # fmt: skip
+        self._process = await _start("headrace_router", "HEADRACE_ROUTER_", self._settings)
         await self.until(self._listens)
 
     def kill(self) -> None:
@@ -271,6 +285,26 @@ class _Router:
         except urllib.error.HTTPError as error:
             with error:
                 return error.read().decode()
+
+
+async def _start(module: str, prefix: str, settings: dict[str, str]) -> asyncio.subprocess.Process:
+    """Start a service with these settings."""
+    environment = {
+        **os.environ,  # noqa: TID251 - a child's environment, not a setting
+        **{f"{prefix}{name}": value for name, value in settings.items()},
+    }
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", module, env=environment,
+        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def _is_up(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):  # noqa: S310 - our own child
+            return True
+    except OSError:
+        return False
 
 
 async def _timed(call: Callable[[], Awaitable[object]]) -> float:

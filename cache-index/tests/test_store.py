@@ -67,6 +67,16 @@ async def test_a_batch_out_of_sequence_changes_nothing(
     assert len(await deltas(redis)) == 1
 
 
+async def test_a_store_that_forgot_its_scripts_is_taught_again(
+    store: Store, redis: Redis, publisher: Publisher
+) -> None:
+    """A restarted Redis knows no script; batches are applied all the same."""
+    await store.register(publisher)
+    await redis.script_flush()
+    assert await store.apply(publisher, [add(1, 1), add(2, 2)]) == (Status.APPLIED, 2)
+    assert await held(redis, publisher) == {CACHE_TIER_GPU: short(1, 2)}
+
+
 async def test_a_failed_batch_stops_those_behind_it(store: Store, publisher: Publisher) -> None:
     """In one pipeline nothing behind a gap is applied."""
     await store.register(publisher)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 from redis.commands.core import AsyncScript
-from redis.exceptions import RedisError
+from redis.exceptions import NoScriptError, RedisError
 
 from headrace_cache_index.events import Change, Replacement
 from headrace_cache_index.outcome import Outcome, Status
@@ -97,13 +97,15 @@ class Store:
         """
         replica = publisher.replica
         keys = self._stream_keys() + self._keys.all_blocks(publisher.model, replica)
+        rows = [_worker_args(replica) + self._change_args(publisher, change) for change in changes]
         with _translated():
-            async with self._redis.pipeline(transaction=False) as pipe:
-                for change in changes:
-                    args = _worker_args(replica) + self._change_args(publisher, change)
-                    await self._apply(keys=keys, args=args, client=pipe)
-                answers = [_outcome(answer) for answer in await pipe.execute()]
-        return next((o for o in answers if o.status is not Status.APPLIED), answers[-1])
+            try:
+                answers = await self._apply_each(keys, rows)
+            except NoScriptError:
+                await self._redis.script_load(self._apply.script)
+                answers = await self._apply_each(keys, rows)
+        outcomes = [_outcome(answer) for answer in answers]
+        return next((o for o in outcomes if o.status is not Status.APPLIED), outcomes[-1])
 
     async def replace(self, publisher: Publisher, whole: Replacement) -> Outcome:
         """Put a snapshot in the place of all blocks: staged in chunks, switched at once."""
@@ -175,6 +177,13 @@ class Store:
         """Check that Redis answers."""
         with _translated():
             await self._redis.ping()
+
+    async def _apply_each(self, keys: list[str], rows: list[_Args]) -> list[Any]:
+        # By its hash: a script object would first ask Redis whether it knows it, a round trip more.
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for args in rows:
+                pipe.evalsha(self._apply.sha, len(keys), *keys, *args)
+            return await pipe.execute()
 
     def _stream_keys(self) -> list[str]:
         return [self._keys.registry, self._keys.deltas]
