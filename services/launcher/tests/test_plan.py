@@ -60,6 +60,24 @@ def test_no_two_parts_share_an_address_and_all_but_the_gateway_are_on_loopback()
     assert [a for a in addresses if not a.startswith("127.0.0.1:")] == ["0.0.0.0:8080"]
 
 
+def test_several_gateways_share_all_but_port_and_outbox() -> None:
+    """Each writes an outbox of its own; what is kept for callers is there for all of them."""
+    specs = plan(num_gateways=3)
+    gateways = [spec for name, spec in specs.items() if name.startswith("gateway")]
+    assert [it.name for it in gateways] == ["gateway", "gateway-2", "gateway-3"]
+    assert [it.address for it in gateways] == [f"127.0.0.1:{port}" for port in (8080, 8081, 8082)]
+    assert len({it.metrics_address for it in gateways}) == 3
+    own = {"LISTEN", "METRICS_LISTEN", "OUTBOX_DIR"}
+    prefix = "HEADRACE_GATEWAY_"
+    outboxes = {it.environment[prefix + "OUTBOX_DIR"] for it in gateways}
+    assert outboxes == {"/state/outbox", "/state/outbox-2", "/state/outbox-3"}
+    shared = [
+        {k: v for k, v in it.environment.items() if k.removeprefix(prefix) not in own}
+        for it in gateways
+    ]
+    assert shared[0] == shared[1] == shared[2]
+
+
 def test_wires_the_services_to_each_other() -> None:
     """Each address that a service is given is the address that the other one listens on."""
     specs = plan()

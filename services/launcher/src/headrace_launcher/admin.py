@@ -45,11 +45,12 @@ def with_billing(command: Command) -> Callable[[LauncherSettings, Namespace], in
         except LookupError as error:
             say(str(error))
             return EXIT_NOT_RUNNING
-        outbox = StateDir(settings.state_dir).path / "outbox"
         args.guard_address = settings.guard_address or running_address(
             StateDir(settings.state_dir), "guard"
         )
-        args.own_outboxes = [str(outbox)] if outbox.is_dir() else []
+        # One per gateway that there ever was.
+        outboxes = sorted(StateDir(settings.state_dir).path.glob("outbox*"))
+        args.own_outboxes = [str(folder) for folder in outboxes if folder.is_dir()]
         return run_until_done(_call(command, address, args))
 
     return run

@@ -32,6 +32,7 @@ _SETTINGS = (
     "host",
     "port",
     "workers",
+    "gateways",
     "model",
     "model_name",
     "model_routes_file",
@@ -113,6 +114,10 @@ def _add_fleet_commands(commands: _Commands) -> None:
     start.add_argument("--host", help="address of the public API (default 127.0.0.1)")
     start.add_argument("--port", type=int, help="port of the public API (default 8080)")
     start.add_argument("--workers", type=int, metavar="N", help="engine workers (default 2)")
+    start.add_argument(
+        "--gateways", type=int, metavar="N",
+        help="gateways, on the port and the ports after it (default 1)",
+    )  # fmt: skip
     start.add_argument(
         "--model",
         type=Path,

@@ -171,6 +171,7 @@ class Fleet:
             host=settings.host,
             port=settings.port,
             num_workers=settings.workers,
+            num_gateways=settings.gateways,
             model_path=model,
             embedding_dir=embedding,
             model_name=settings.model_name,

@@ -54,6 +54,8 @@ class FleetOptions:
     upstreams: Mapping[str, Upstream] = field(default_factory=dict)
     # Of the guard; None = it goes without.
     embedding_dir: Path | None = None
+    # Each on a port of its own: `port` and those after it.
+    num_gateways: int = 1
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,12 @@ _STOP_STAGE = {
 def num_ports(options: FleetOptions) -> int:
     """Return how many inner ports the fleet may need."""
     num_workers = options.num_workers + len(options.upstreams)
-    return 2 + 2 * len(_SERVICES) + 2 * num_workers + 1 + 1
+    return 2 + 2 * len(_SERVICES) + 2 * num_workers + options.num_gateways + 1
+
+
+def gateway_name(number: int) -> str:
+    """Name a gateway by its number, from 1."""
+    return "gateway" if number == 1 else f"gateway-{number}"
 
 
 def plan_fleet(options: FleetOptions, ports: list[int]) -> list[ChildSpec]:
@@ -117,9 +124,11 @@ class _Planner:
         self._address = {name: next(inner) for name in _SERVICES}
         self._workers = [(next(inner), next(inner)) for _ in range(options.num_workers)]
         self._upstreams = {name: (next(inner), next(inner)) for name in options.upstreams}
-        self._metrics = {name: next(inner) for name in (*_SERVICES, "gateway")}
+        self._gateways = [gateway_name(n + 1) for n in range(options.num_gateways)]
+        self._metrics = {name: next(inner) for name in (*_SERVICES, *self._gateways)}
         self._admin = next(inner)
-        self._address["gateway"] = f"{options.host}:{options.port}"
+        for n, name in enumerate(self._gateways):
+            self._address[name] = f"{options.host}:{options.port + n}"
         self._redis_url = options.redis_url or f"redis://{self._valkey}/0"
         self._bootstrap = options.kafka_bootstrap or self._kafka
 
@@ -133,8 +142,8 @@ class _Planner:
         worker_needs = (*store_names, MODEL_GATE)
         workers = [self._worker(idx, worker_needs) for idx in range(len(self._workers))]
         upstreams = [self._upstream(name, store_names) for name in self._upstreams]
-        gateway = self._service("gateway", _GATEWAY_NEEDS)
-        return [*stores, *services, *workers, *upstreams, gateway]
+        gateways = [self._service("gateway", _GATEWAY_NEEDS, it) for it in self._gateways]
+        return [*stores, *services, *workers, *upstreams, *gateways]
 
     def _valkey_server(self) -> ChildSpec:
         host, _, port = self._valkey.rpartition(":")
@@ -165,19 +174,20 @@ class _Planner:
             stop_stage=_STOP_STAGE[name],
         )
 
-    def _service(self, name: str, needs: tuple[str, ...]) -> ChildSpec:
+    def _service(self, name: str, needs: tuple[str, ...], own_name: str = "") -> ChildSpec:
+        own_name = own_name or name
         prefix = f"HEADRACE_{name.replace('-', '_').upper()}_"
         own = {
-            "LISTEN": self._address[name],
-            "METRICS_LISTEN": self._metrics[name],
-            **self._wiring(name),
+            "LISTEN": self._address[own_name],
+            "METRICS_LISTEN": self._metrics[own_name],
+            **self._wiring(name, own_name),
         }
         return ChildSpec(
-            name=name,
+            name=own_name,
             role=Role.SERVICE,
             argv=_module(name),
-            address=self._address[name],
-            metrics_address=self._metrics[name],
+            address=self._address[own_name],
+            metrics_address=self._metrics[own_name],
             admin_address=self._admin if name == "billing" else "",
             probe=ProbeKind.HTTP,
             needs=needs,
@@ -188,13 +198,14 @@ class _Planner:
             start_timeout_s=_WORKER_START_S if name in _AFTER_WORKERS else _SERVICE_START_S,
         )
 
-    def _wiring(self, name: str) -> dict[str, str]:
+    def _wiring(self, name: str, own_name: str) -> dict[str, str]:
         state_dir = self._options.state_dir
         match name:
             case "gateway":
                 peers = ("router", "guard", "ratelimit", "billing")
                 addresses = {f"{peer.upper()}_ADDRESS": self._address[peer] for peer in peers}
-                outbox = str(state_dir / "outbox")
+                # An outbox has one writer; what is kept for callers is shared by all gateways.
+                outbox = str(state_dir / own_name.replace("gateway", "outbox", 1))
                 state = f"sqlite:///{state_dir / 'gateway.sqlite3'}"
                 routes = self._options.model_routes_file or state_dir / "model-routes.toml"
                 stores = {"OUTBOX_DIR": outbox, "STATE_URL": state}

@@ -31,6 +31,9 @@ class LauncherSettings(ServiceSettings):
     )
     port: int = Field(8080, ge=1, le=65535, description="Port of the public API.")
     workers: int = Field(2, ge=1, le=64, description="Number of engine workers.")
+    gateways: int = Field(
+        1, ge=1, le=16, description="Number of gateways, on `port` and the ports after it."
+    )
     model: Path | None = Field(
         None,
         description="GGUF file, Hugging Face folder, or the name of a model that is fetched: "

@@ -54,7 +54,8 @@ def up(settings: LauncherSettings, args: Namespace) -> int:
 def _check(settings: LauncherSettings, state_dir: StateDir) -> None:
     check_state_dir(state_dir)
     state_dir.lock()
-    check_port(Endpoint(settings.host, settings.port))
+    for n in range(settings.gateways):
+        check_port(Endpoint(settings.host, settings.port + n))
     if settings.redis_url:
         check_reachable(settings.redis_url, "Redis", "HEADRACE_LAUNCHER_REDIS_URL")
     if settings.kafka_bootstrap:
