@@ -1130,6 +1130,7 @@ class VerifyResponse(_message.Message):
     POSTINGS_SUM_NANO_USD_FIELD_NUMBER: _builtins.int
     NUM_DEAD_LETTERS_FIELD_NUMBER: _builtins.int
     PROBLEMS_FIELD_NUMBER: _builtins.int
+    NUM_CORRECTIONS_FIELD_NUMBER: _builtins.int
     ok: _builtins.bool
     num_events: _builtins.int
     num_entries: _builtins.int
@@ -1137,6 +1138,8 @@ class VerifyResponse(_message.Message):
     postings_sum_nano_usd: _builtins.int
     """Must be 0. Nano-USD."""
     num_dead_letters: _builtins.int
+    num_corrections: _builtins.int
+    """Entries that correct one of a request that was closed without its gateway; not in num_entries."""
     @_builtins.property
     def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """One sentence per difference found; at most 100."""
@@ -1151,10 +1154,11 @@ class VerifyResponse(_message.Message):
         postings_sum_nano_usd: _builtins.int = ...,
         num_dead_letters: _builtins.int = ...,
         problems: _abc.Iterable[_builtins.str] | None = ...,
+        num_corrections: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_dead_letters", b"num_dead_letters", "num_entries", b"num_entries", "num_events", b"num_events", "num_open", b"num_open", "ok", b"ok", "postings_sum_nano_usd", b"postings_sum_nano_usd", "problems", b"problems"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_corrections", b"num_corrections", "num_dead_letters", b"num_dead_letters", "num_entries", b"num_entries", "num_events", b"num_events", "num_open", b"num_open", "ok", b"ok", "postings_sum_nano_usd", b"postings_sum_nano_usd", "problems", b"problems"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1679,6 +1683,7 @@ class InvoiceLine(_message.Message):
     TOKEN_CLASS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     AMOUNT_NANO_USD_FIELD_NUMBER: _builtins.int
+    IS_RETURNED_FIELD_NUMBER: _builtins.int
     description: _builtins.str
     day_unix_s: _builtins.int
     project_id: _builtins.str
@@ -1689,6 +1694,8 @@ class InvoiceLine(_message.Message):
     """"input", "cached_input", "cache_write", "output" or "correction"."""
     tokens: _builtins.int
     amount_nano_usd: _builtins.int
+    is_returned: _builtins.bool
+    """The tokens are taken back: an invoice before billed more than was used."""
     def __init__(
         self,
         *,
@@ -1701,10 +1708,11 @@ class InvoiceLine(_message.Message):
         token_class: _builtins.str = ...,
         tokens: _builtins.int = ...,
         amount_nano_usd: _builtins.int = ...,
+        is_returned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount_nano_usd", b"amount_nano_usd", "day_unix_s", b"day_unix_s", "description", b"description", "key_id", b"key_id", "model", b"model", "project_id", b"project_id", "tier", b"tier", "token_class", b"token_class", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount_nano_usd", b"amount_nano_usd", "day_unix_s", b"day_unix_s", "description", b"description", "is_returned", b"is_returned", "key_id", b"key_id", "model", b"model", "project_id", b"project_id", "tier", b"tier", "token_class", b"token_class", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
