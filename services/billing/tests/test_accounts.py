@@ -20,9 +20,16 @@ from headrace_billing.settings import BillingSettings
 from headrace_billing.store import Database
 from headrace_billing.verify import verify
 from headrace_contracts.billing.v1 import billing_pb2 as pb
-from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
+from headrace_contracts.types.v1.types_pb2 import TokenUsage
+from headrace_contracts.usage.v1.usage_pb2 import ENDING_SWEPT, UsageEvent
 from headrace_testing.clock import FakeClock
-from headrace_testing.usage_events import ADMITTED_UNIX_US, AMOUNT_NANO_USD, closed, opened
+from headrace_testing.usage_events import (
+    ADMITTED_UNIX_US,
+    AMOUNT_NANO_USD,
+    USAGE,
+    closed,
+    opened,
+)
 from headrace_testing.waiting import eventually, free_port
 
 NOW_UNIX_S = ADMITTED_UNIX_US // 1_000_000  # 2027-01-15
@@ -228,6 +235,26 @@ async def test_invoices_together_are_the_ledger(office: Office) -> None:
     for statement in ("UPDATE invoices SET number = 9", "DELETE FROM invoices"):
         with pytest.raises(Exception, match="append-only"):
             await office.database.write(lambda it, sql=statement: it.execute(text(sql)))
+
+
+async def test_what_a_late_close_takes_back_is_on_the_next_invoice(office: Office) -> None:
+    """Billed by the worker's count, then the gateway's own close came and says less."""
+    await office.ask("POST", "/tenants", json={"tenant_id": "acme"})
+    counted = TokenUsage(prompt_tokens=USAGE.prompt_tokens, output_tokens=USAGE.output_tokens + 50)
+    await office.book(closed("req_1", ending=ENDING_SWEPT, usage=counted))
+    first = await office.ask("POST", "/tenants/acme/invoices", json={"period": "2027-01-15"})
+    await office.book(closed("req_1"))
+    office.clock.advance(20 * 86_400)
+    second = await office.ask("POST", "/tenants/acme/invoices", json={"period": "2027-01"})
+    assert second["total_nano_usd"] < 0
+    assert first["total_nano_usd"] + second["total_nano_usd"] == AMOUNT_NANO_USD
+    returned = {it["token_class"]: it["tokens"] for it in second["lines"] if it["is_returned"]}
+    assert returned["output"] == 50
+    balance = await office.ask("GET", "/tenants/acme/balance")
+    assert balance["spent_nano_usd"] == AMOUNT_NANO_USD
+    used = await office.ask("GET", "/tenants/acme/usage", params={"group_by": "day"})
+    assert [it["num_requests"] for it in used["sums"]] == [1]
+    await office.check_books()
 
 
 async def test_usage_and_audit_can_be_read(office: Office) -> None:

@@ -9,12 +9,17 @@ from sqlalchemy import Connection, func, select, text
 
 from headrace_billing import schema
 from headrace_billing.bookkeeper import BatchResult, Bookkeeper
+from headrace_billing.changes import ChangeFeed
 from headrace_billing.consumer import read_positions
 from headrace_billing.deliveries import Delivery
+from headrace_billing.desk import Desk
+from headrace_billing.replay import replay
 from headrace_billing.store import Database
-from headrace_billing.usage_store import find_missing
+from headrace_billing.usage_store import find_missing, list_usage
+from headrace_billing.usage_sums import stored_days
 from headrace_billing.verify import verify
-from headrace_contracts.billing.v1.billing_pb2 import EventId
+from headrace_common.clock import SystemClock
+from headrace_contracts.billing.v1.billing_pb2 import EventId, ListUsageRequest
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import (
     ENDING_CLIENT_GONE,
@@ -120,17 +125,53 @@ async def test_a_different_close_of_the_same_request_is_a_finding(books: Books) 
     assert await books.findings() == [("req_1", "conflicting_duplicate")]
 
 
-async def test_a_real_close_after_a_swept_one_is_kept_for_reconciliation(books: Books) -> None:
-    """It changes no balance."""
-    swept = closed(ending=ENDING_SWEPT, usage=TokenUsage(), amount_nano_usd=0)
-    await books.book(opened(), swept)
+@pytest.mark.parametrize(
+    "counted",
+    [
+        TokenUsage(),
+        TokenUsage(prompt_tokens=USAGE.prompt_tokens + 50, output_tokens=USAGE.output_tokens + 9),
+    ],
+)
+async def test_a_real_close_after_a_swept_one_is_made_up_for_once(
+    books: Books, counted: TokenUsage
+) -> None:
+    """A counter-entry brings the books to what was used, up or down, however often it comes."""
+    await books.book(opened(), closed(ending=ENDING_SWEPT, usage=counted))
     assert await books.book(closed()) == BatchResult(duplicates=1, late_closes=1)
-    assert await books.book(closed()) == BatchResult(duplicates=1)
-    assert await books.balances() == {}
-    assert await books.findings() == [("req_1", "late_close")]
+    assert await books.book(closed(), closed()) == BatchResult(duplicates=2)
+    other = Books(books.database)
+    await other.book(closed(usage=TokenUsage(prompt_tokens=1)))
+    assert (await books.balances())["receivable:acme"] == AMOUNT_NANO_USD
+    assert ("req_1", "late_close") in await books.findings()
     found = await books.read(verify)
-    assert found.ok
-    assert "late_close of req_1: booked 0 nano-USD, this one owes 3080" in found.problems[0]
+    assert (found.ok, found.num_entries, found.num_corrections) == (True, 1, 1)
+    days = await books.read(stored_days)
+    ((requests, uncached, cached, written, output, *_),) = days.sums.values()
+    told = (requests, uncached + cached + written, output)
+    assert told == (1, USAGE.prompt_tokens, USAGE.output_tokens)
+    listed = await books.read(lambda it: list_usage(it, ListUsageRequest(request_id="req_1")))
+    assert listed.total_nano_usd == AMOUNT_NANO_USD
+    (record,) = listed.records
+    assert (record.event.usage, record.amount_nano_usd) == (USAGE, AMOUNT_NANO_USD)
+    again = await replay(Desk(books.database, ChangeFeed(books.database), SystemClock()))
+    assert again.ok, again.problems
+
+
+async def test_a_late_close_that_says_the_same_changes_nothing(books: Books) -> None:
+    """The worker's count was right: only how it ended was not known."""
+    await books.book(opened(), closed(ending=ENDING_SWEPT))
+    await books.book(closed())
+    found = await books.read(verify)
+    assert (found.ok, found.num_entries, found.num_corrections) == (True, 1, 0)
+
+
+async def test_nobody_else_makes_corrections(books: Books) -> None:
+    """One that comes by the log is not booked, nor is an id that looks like one."""
+    forged = closed(request_id="req_1:correction")
+    bare = await books.book(forged)
+    forged.replaces.CopyFrom(USAGE)
+    assert await books.book(forged) == BatchResult(dead_letters=1)
+    assert (bare.dead_letters, await books.balances()) == (1, {})
 
 
 async def test_a_swept_close_after_a_real_one_is_nothing_new(books: Books) -> None:

@@ -32,6 +32,7 @@ from headrace_billing.audit import Stamp
 from headrace_billing.changes import ChangeFeed
 from headrace_billing.desk import Desk
 from headrace_billing.key_store import create_key
+from headrace_billing.ledger import is_correction
 from headrace_billing.reconcile import KafkaLog
 from headrace_billing.replay import replay
 from headrace_billing.store import Database
@@ -39,6 +40,7 @@ from headrace_billing.verify import verify
 from headrace_common import kafka_client
 from headrace_common.clock import SystemClock
 from headrace_contracts.billing.v1.billing_pb2 import Key
+from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
 from headrace_testing import servers
 from headrace_testing.fake_guard import DESCRIPTOR as GUARD
@@ -356,7 +358,8 @@ class CrashFleet:
 
 def entries_and_open(connection: Connection) -> tuple[set[str], int]:
     """Return the requests that have an entry, and how many are open."""
-    entries = set(connection.execute(select(schema.entries.c.request_id)).scalars())
+    ids = connection.execute(select(schema.entries.c.request_id)).scalars()
+    entries = {it for it in ids if not is_correction(it)}
     open_ids = connection.execute(select(schema.open_requests.c.request_id)).scalars().all()
     return entries, len(open_ids)
 
@@ -381,14 +384,10 @@ def recount_independently(connection: Connection) -> tuple[dict[str, int], int, 
         if event.kind != UsageEvent.KIND_CLOSED:
             continue
         swept += row.source == "sweeper"
-        usage = event.usage
-        cached = usage.cached_gpu_tokens + usage.cached_cpu_tokens + usage.cached_disk_tokens
-        classes = {
-            "input": (usage.prompt_tokens - cached - usage.cache_write_tokens) * _INPUT,
-            "cached_input": cached * _CACHED,
-            "cache_write": usage.cache_write_tokens * _WRITTEN,
-            "output": usage.output_tokens * _OUTPUT,
-        }
+        classes = _amounts(event.usage)
+        if event.HasField("replaces"):
+            before = _amounts(event.replaces)
+            classes = {name: amount - before[name] for name, amount in classes.items()}
         totals[f"receivable:{event.tenant_id}"] += sum(classes.values())
         for name, amount in classes.items():
             totals[f"revenue:{event.model}:{name}"] -= amount
@@ -409,3 +408,13 @@ async def crash_fleet(
         yield fleet
     finally:
         await fleet.close()
+
+
+def _amounts(usage: TokenUsage) -> dict[str, int]:
+    cached = usage.cached_gpu_tokens + usage.cached_cpu_tokens + usage.cached_disk_tokens
+    return {
+        "input": (usage.prompt_tokens - cached - usage.cache_write_tokens) * _INPUT,
+        "cached_input": cached * _CACHED,
+        "cache_write": usage.cache_write_tokens * _WRITTEN,
+        "output": usage.output_tokens * _OUTPUT,
+    }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -34,6 +35,7 @@ from headrace_billing.ledger import (
     Booking,
     admitted_unix_s,
     book,
+    correction,
 )
 from headrace_billing.open_requests import forget_open, keep_open
 from headrace_billing.price_store import load_price_book
@@ -42,6 +44,8 @@ from headrace_common.bulk_rows import add_rows, insert_missing_rows, insert_new_
 from headrace_common.database import insert_new
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import ENDING_SWEPT, UsageEvent, WorkerUsage
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -80,11 +84,12 @@ class Bookkeeper:
     Args:
         worker_topic: deliveries of this topic are `WorkerUsage`, all others `UsageEvent`.
         exports: closed requests are put on the exporter's list.
+        replays: events are the ledger's own, its corrections among them.
     """
 
-    def __init__(self, worker_topic: str, *, exports: bool = False) -> None:
+    def __init__(self, worker_topic: str, *, exports: bool = False, replays: bool = False) -> None:
         self._worker_topic = worker_topic
-        self._exports = exports
+        self._exports, self._replays = exports, replays
 
     def book_batch(
         self, connection: Connection, deliveries: Sequence[Delivery], now_unix_s: int
@@ -139,6 +144,8 @@ class Bookkeeper:
             event = parse(UsageEvent, delivery.value)
             if event is None:
                 reading.bad.append((delivery, ("", 0), "not a UsageEvent"))
+            elif event.HasField("replaces") and not self._replays:
+                reading.bad.append((delivery, _key(event), "only the ledger makes corrections"))
             else:
                 reading.events.append(Incoming(event, delivery))
         return reading
@@ -160,12 +167,8 @@ class Bookkeeper:
         prices = load_price_book(connection)
         witnesses = witnesses_of(connection, [it.event for it in events])
         bookings, repeated, bad = _price_all(events, prices, witnesses)
-        new = _insert_events(connection, bookings.values(), source, _payloads(events))
+        new = self._enter(connection, bookings, source, _payloads(events))
         repeated += [booking for key, booking in bookings.items() if key not in new]
-        _book_new(connection, [bookings[key] for key in bookings if key in new])
-        if self._exports:
-            rows = [(request_id, 0) for request_id, kind in new if kind == CLOSED]
-            insert_missing_rows(connection, schema.exports, rows)
         result.duplicates += len(repeated)
         num_opened = sum(kind == OPENED for _, kind in new)
         result.opened += num_opened
@@ -175,10 +178,37 @@ class Bookkeeper:
             for key, booking in bookings.items()
             if key in new and booking.is_mismatch
         ]
-        findings += _compare_repeated(connection, repeated)
+        late, corrections = _compare_repeated(connection, repeated)
+        findings += late
+        self._correct(connection, corrections, prices)
         result.mismatches += sum(kind == "amount_mismatch" for kind, _, _ in findings)
         result.late_closes += _note_findings(connection, findings, now_unix_s)
         return bad
+
+    def _correct(
+        self, connection: Connection, corrections: Sequence[UsageEvent], prices: PriceBook
+    ) -> None:
+        """Book what late closes change, once for each request."""
+        bookings, _, bad = _price_all([Incoming(it) for it in corrections], prices, {})
+        for it, why in bad:
+            # The finding stays, for a person to decide on.
+            _log.warning("request %s is not corrected: %s", it.event.request_id, why)
+        self._enter(connection, bookings, "correction", {})
+
+    def _enter(
+        self,
+        connection: Connection,
+        bookings: dict[EventKey, Booking],
+        source: str,
+        payloads: dict[int, bytes],
+    ) -> set[EventKey]:
+        """Write events and what follows from them; return those that were new."""
+        new = _insert_events(connection, bookings.values(), source, payloads)
+        _book_new(connection, [bookings[key] for key in bookings if key in new])
+        if self._exports:
+            rows = [(request_id, 0) for request_id, kind in new if kind == CLOSED]
+            insert_missing_rows(connection, schema.exports, rows)
+        return new
 
 
 @contextlib.contextmanager
@@ -277,10 +307,16 @@ def _mismatch_text(booking: Booking) -> str:
     )
 
 
-def _compare_repeated(connection: Connection, repeated: Sequence[Booking]) -> list[Finding]:
-    """Look at events that came again: the same is fine, a different one is a finding."""
+def _compare_repeated(
+    connection: Connection, repeated: Sequence[Booking]
+) -> tuple[list[Finding], list[UsageEvent]]:
+    """Look at events that came again: the same is fine, a different one is a finding.
+
+    Returns:
+        The findings, and the corrections of requests that were closed without their gateway.
+    """
     if not repeated:
-        return []
+        return [], []
     table = schema.usage_events
     query = select(table.c.request_id, table.c.kind, table.c.amount_nano_usd, table.c.payload)
     ids = {it.event.request_id for it in repeated}
@@ -291,14 +327,18 @@ def _compare_repeated(connection: Connection, repeated: Sequence[Booking]) -> li
     # The sweeper's close may have met a request that was closed a moment ago.
     forget_open(connection, [rid for rid, kind in stored if kind == CLOSED])
     findings: list[Finding] = []
+    corrections: list[UsageEvent] = []
     for booking in repeated:
         amount_nano_usd, before = stored[_key(booking.event)]
         if booking.event.ending == ENDING_SWEPT or _is_same(booking.event, before):
             continue
-        name = "late_close" if before.ending == ENDING_SWEPT else "conflicting_duplicate"
+        is_late = before.ending == ENDING_SWEPT
+        if is_late and booking.event.usage != before.usage:
+            corrections.append(correction(before, booking.event))
+        name = "late_close" if is_late else "conflicting_duplicate"
         text = f"booked {amount_nano_usd} nano-USD, this one owes {booking.amount_nano_usd}"
         findings.append((name, booking, text))
-    return findings
+    return findings, corrections
 
 
 def _is_same(event: UsageEvent, other: UsageEvent) -> bool:

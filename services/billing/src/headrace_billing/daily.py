@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from operator import add
 
 from headrace_billing.prices import Amounts, cached_tokens, standard_tier, uncached_tokens
+from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
 
 SECONDS_PER_DAY = 86_400
@@ -25,6 +26,29 @@ SUM_NAMES = (
 )
 
 
+def counts_of(closed: UsageEvent) -> tuple[int, int, int, int]:
+    """Return the tokens by class; of a correction, how many more than were booked before."""
+    counts = _counts(closed.usage)
+    if not closed.HasField("replaces"):
+        return counts
+    before = _counts(closed.replaces)
+    return (
+        counts[0] - before[0],
+        counts[1] - before[1],
+        counts[2] - before[2],
+        counts[3] - before[3],
+    )
+
+
+def _counts(usage: TokenUsage) -> tuple[int, int, int, int]:
+    return (
+        uncached_tokens(usage),
+        cached_tokens(usage),
+        usage.cache_write_tokens,
+        usage.output_tokens,
+    )
+
+
 def day_of(unix_s: int) -> int:
     """Return the first second of the day."""
     return unix_s - unix_s % SECONDS_PER_DAY
@@ -37,7 +61,7 @@ class DailySums:
     sums: dict[DayKey, list[int]] = field(default_factory=dict)
 
     def add(self, closed: UsageEvent, admitted_unix_s: int, amounts: Amounts) -> None:
-        """Add one closed request."""
+        """Add one closed request, or the difference that a correction makes."""
         key = (
             closed.tenant_id,
             day_of(admitted_unix_s),
@@ -46,13 +70,10 @@ class DailySums:
             closed.model,
             standard_tier(closed.price_tier),
         )
-        usage = closed.usage
+        counts = counts_of(closed)
         values = (
-            1,
-            uncached_tokens(usage),
-            cached_tokens(usage),
-            usage.cache_write_tokens,
-            usage.output_tokens,
+            0 if closed.HasField("replaces") else 1,
+            *counts,
             amounts.input_nano_usd,
             amounts.cached_input_nano_usd,
             amounts.cache_write_nano_usd,

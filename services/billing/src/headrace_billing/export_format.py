@@ -15,8 +15,9 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import urlencode
 
+from headrace_billing.daily import CLASSES, counts_of
 from headrace_billing.ledger import admitted_unix_s
-from headrace_billing.prices import cached_tokens, standard_tier, uncached_tokens
+from headrace_billing.prices import standard_tier
 from headrace_common.proto_json import enum_name
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
@@ -42,12 +43,12 @@ def cloud_events(closed: Sequence[tuple[UsageEvent, int]], source: str) -> bytes
 def stripe_forms(event: UsageEvent, amount_nano_usd: int, prefix: str) -> list[tuple[str, bytes]]:
     """Render one closed request as meter events: identifier and body of each.
 
-    Meters are named ``<prefix>_<class>``; what was not used is not sent. The customer is the
-    tenant.
+    Meters are named ``<prefix>_<class>``; what was not used is not sent, nor what a correction
+    takes back: meters only count up. The customer is the tenant.
     """
     forms = []
     for name, value in _counts(event, amount_nano_usd).items():
-        if not value:
+        if value <= 0:
             continue
         identifier = f"{event.request_id}.{name}"
         fields = {
@@ -83,11 +84,7 @@ def _cloud_event(event: UsageEvent, amount_nano_usd: int, source: str) -> dict[s
 
 
 def _counts(event: UsageEvent, amount_nano_usd: int) -> dict[str, int]:
-    usage = event.usage
     return {
-        "input_tokens": uncached_tokens(usage),
-        "cached_input_tokens": cached_tokens(usage),
-        "cache_write_tokens": usage.cache_write_tokens,
-        "output_tokens": usage.output_tokens,
+        **{f"{name}_tokens": n for name, n in zip(CLASSES, counts_of(event), strict=True)},
         "amount_nano_usd": amount_nano_usd,
     }

@@ -1,7 +1,8 @@
 """What stands on an invoice: pure.
 
 An invoice bills whatever no invoice holds yet, up to its period's end: a late booking of a month
-that is billed already is on the next one, so that all invoices together are exactly the ledger.
+that is billed already is on the next one, so that all invoices together are exactly the ledger;
+what a correction takes back is there with its sign.
 Lines are exact nano-USD; only the sum is rounded, half to even, to whole cents, and what rounding
 leaves over is carried to the next invoice. Each invoice's digest covers that of the one before.
 """
@@ -81,8 +82,9 @@ def _lines(row: Mapping[str, str | int]) -> list[pb.InvoiceLine]:
                     model=str(row["model"]),
                     tier=PriceTier.ValueType(int(row["tier"])),
                     token_class=name,
-                    tokens=tokens,
+                    tokens=abs(tokens),
                     amount_nano_usd=amount,
+                    is_returned=tokens < 0,
                 )
             )
     return lines
@@ -137,7 +139,8 @@ def billed_days(invoice: pb.Invoice, days: DailySums) -> None:
             int(line.tier),
         )
         values = days.sums.setdefault(key, [0] * len(SUM_NAMES))
-        values[SUM_NAMES.index(f"{line.token_class}_tokens")] += line.tokens
+        tokens = -line.tokens if line.is_returned else line.tokens
+        values[SUM_NAMES.index(f"{line.token_class}_tokens")] += tokens
         values[SUM_NAMES.index(f"{line.token_class}_nano_usd")] += line.amount_nano_usd
 
 

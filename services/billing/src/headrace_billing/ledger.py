@@ -8,7 +8,9 @@ A request's life in the books::
 Booking depends on one event at a time and each (request_id, kind) is booked once, so the order in
 which events arrive and how often they come change nothing. What a CLOSED owes goes to the tenant's
 receivable account and, split by class of tokens, from the model's revenue accounts: the postings of
-an entry sum to zero. Nothing is ever changed; corrections are entries of their own.
+an entry sum to zero. Nothing is ever changed; corrections are entries of their own::
+
+    swept --a real CLOSED after all--> the difference, booked as "<request id>:correction"
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from headrace_billing.prices import (
     BadUsageError,
     NoPriceError,
     PriceBook,
+    PriceRow,
     price_usage,
     uncached_tokens,
 )
@@ -34,6 +37,8 @@ from headrace_contracts.usage.v1.usage_pb2 import UsageEvent, WorkerUsage
 
 OPENED = UsageEvent.KIND_OPENED
 CLOSED = UsageEvent.KIND_CLOSED
+# What is added to the id of a request whose entry is corrected.
+CORRECTION = ":correction"
 # A million USD for one request is a mistake in the counts, not a bill.
 MAX_AMOUNT_NANO_USD = 10**15
 MAX_UNIX_US = 253_402_300_799_999_999
@@ -62,7 +67,9 @@ class Entry(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """`captured` if something is owed, else `voided`."""
+        """`captured` if something is owed, else `voided`; of a correction `corrected`."""
+        if is_correction(self.request_id):
+            return "corrected"
         return "captured" if self.amount_nano_usd else "voided"
 
 
@@ -103,7 +110,9 @@ def book(event: UsageEvent, prices: PriceBook, witness: TokenUsage | None = None
     if event.kind == OPENED:
         return Booking(booked, None, amounts)
     entry = _entry(booked, amounts)
-    mismatch = not is_swept and event.amount_nano_usd != entry.amount_nano_usd
+    # A correction's amount at the gateway was that of the whole request.
+    is_said = not is_swept and not event.HasField("replaces")
+    mismatch = is_said and event.amount_nano_usd != entry.amount_nano_usd
     return Booking(booked, entry, amounts, mismatch)
 
 
@@ -120,8 +129,10 @@ def check_event(event: UsageEvent) -> None:
         names = ("occurred_unix_us", "deadline_unix_us", "admitted_unix_us")
         late = next(name for name in names if getattr(event, name) > MAX_UNIX_US)
         raise BadEventError(f"{late} lies after the year 9999")
-    if not _is_consistent(event.usage):
+    if not (_is_consistent(event.usage) and _is_consistent(event.replaces)):
         raise BadEventError("token counts contradict one another: a part exceeds its whole")
+    if event.HasField("replaces") != is_correction(event.request_id):
+        raise BadEventError("a correction says what it replaces, and nothing else does")
 
 
 def _check_ids(event: UsageEvent) -> None:
@@ -136,6 +147,29 @@ def _check_ids(event: UsageEvent) -> None:
     for name in ("request_id", "tenant_id", "project_id", "key_id", "model"):
         if not is_clean_text(getattr(event, name), _MAX_ID_CHARS):
             raise BadEventError(f"{name} is too long or holds control characters")
+
+
+def is_correction(request_id: str) -> bool:
+    """Tell whether an entry corrects that of a request."""
+    return request_id.endswith(CORRECTION)
+
+
+def correction(booked: UsageEvent, late: UsageEvent) -> UsageEvent:
+    """Return the event that makes up for the difference between two closes of a request.
+
+    Args:
+        booked: stands in the books; nobody at the gateway said it.
+        late: the gateway's own, which came after that.
+    """
+    made = UsageEvent()
+    made.CopyFrom(late)
+    made.request_id = booked.request_id + CORRECTION
+    # Whose request it was and what fixed its price does not change.
+    for name in ("tenant_id", "project_id", "key_id", "model", "price_version", "price_tier"):
+        setattr(made, name, getattr(booked, name))
+    made.admitted_unix_us = booked.admitted_unix_us
+    made.replaces.CopyFrom(booked.usage)
+    return made
 
 
 def best_witness(usages: Iterable[WorkerUsage]) -> TokenUsage | None:
@@ -242,25 +276,32 @@ def _settled(event: UsageEvent, newest_version: int, witness: TokenUsage | None)
 
 
 def _price(event: UsageEvent, prices: PriceBook) -> Amounts:
-    try:
-        row = prices.find(
-            event.model,
-            event.price_tier,
-            event.price_version,
-            admitted_unix_s(event),
-            event.usage.prompt_tokens,
-        )
-    except NoPriceError as error:
-        raise BadEventError(str(error)) from error
+    row = _row_of(event, prices, event.usage.prompt_tokens)
     amounts = price_usage(event.usage, row)
-    if amounts.total_nano_usd > MAX_AMOUNT_NANO_USD:
+    if event.HasField("replaces"):
+        before = _row_of(event, prices, event.replaces.prompt_tokens)
+        amounts = amounts.less(price_usage(event.replaces, before))
+    if abs(amounts.total_nano_usd) > MAX_AMOUNT_NANO_USD:
         raise BadEventError(f"{amounts.total_nano_usd} nano-USD for one request is not plausible")
     return amounts
 
 
+def _row_of(event: UsageEvent, prices: PriceBook, prompt_tokens: int) -> PriceRow:
+    try:
+        return prices.find(
+            event.model,
+            event.price_tier,
+            event.price_version,
+            admitted_unix_s(event),
+            prompt_tokens,
+        )
+    except NoPriceError as error:
+        raise BadEventError(str(error)) from error
+
+
 def _entry(event: UsageEvent, amounts: Amounts) -> Entry:
     total = amounts.total_nano_usd
-    if not total:
+    if not any(amounts):
         return Entry(event.request_id, 0, ())
     names = zip(_revenue_accounts(event.model), amounts, strict=True)
     revenue = [Posting(name, -amount) for name, amount in names if amount]

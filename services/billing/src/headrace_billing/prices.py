@@ -94,6 +94,10 @@ class Amounts(NamedTuple):
             + self.output_nano_usd
         )
 
+    def less(self, other: Amounts) -> Amounts:
+        """Return the differences."""
+        return Amounts(*(a - b for a, b in zip(self, other, strict=True)))
+
 
 def standard_tier(tier: int) -> int:
     """Return *tier*, an unspecified one read as standard."""

@@ -45,7 +45,7 @@ async def replay_into(desk: Desk, target: Database) -> pb.ReplayResponse:
     prices = await desk.read(lambda it: rows_of(it, schema.prices))
     journal = await desk.read(lambda it: rows_of(it, schema.journal))
     await target.write(lambda it: _copy_premises(it, prices, journal))
-    keeper, num_events = Bookkeeper(""), 0
+    keeper, num_events = Bookkeeper("", replays=True), 0
     # Backwards: every CLOSED before its OPENED.
     last: tuple[str, int] = ("\U0010ffff", 0)
     while piece := await desk.read(partial(_piece, before=last)):

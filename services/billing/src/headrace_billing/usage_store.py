@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import ColumnElement, Connection, and_, func, select
 
 from headrace_billing import schema
-from headrace_billing.ledger import CLOSED
+from headrace_billing.ledger import CLOSED, CORRECTION, is_correction
 from headrace_contracts.billing.v1.billing_pb2 import (
     EventId,
     ListUsageRequest,
@@ -28,6 +28,7 @@ def list_usage(connection: Connection, request: ListUsageRequest) -> ListUsageRe
     page = (
         select(_events.c.request_id)
         .where(matching, _events.c.request_id > request.after_request_id)
+        .where(_events.c.request_id.not_like(f"%{CORRECTION}"))
         .group_by(_events.c.request_id)
         .order_by(_events.c.request_id)
         .limit(limit)
@@ -55,13 +56,18 @@ def find_missing(connection: Connection, events: Sequence[EventId]) -> list[Even
 def _records(connection: Connection, request_ids: Sequence[str]) -> list[UsageRecord]:
     found: dict[str, UsageRecord] = {}
     for ids in _chunks(request_ids):
-        query = select(_events).where(_events.c.request_id.in_(ids)).order_by(_events.c.kind)
-        # In order of kind: a request's CLOSED replaces its OPENED.
-        for row in connection.execute(query):
-            found[row.request_id] = UsageRecord(
-                event=UsageEvent.FromString(row.payload),
-                amount_nano_usd=row.amount_nano_usd,
-                closed=row.kind == CLOSED,
+        wanted = [*ids, *(it + CORRECTION for it in ids)]
+        query = select(_events).where(_events.c.request_id.in_(wanted))
+        # A request's CLOSED replaces its OPENED, and a correction both.
+        for row in connection.execute(query.order_by(_events.c.kind, _events.c.request_id)):
+            event = UsageEvent.FromString(row.payload)
+            amount_nano_usd = row.amount_nano_usd
+            if is_correction(row.request_id):
+                event.request_id = row.request_id.removesuffix(CORRECTION)
+                event.ClearField("replaces")
+                amount_nano_usd += found[event.request_id].amount_nano_usd
+            found[event.request_id] = UsageRecord(
+                event=event, amount_nano_usd=amount_nano_usd, closed=row.kind == CLOSED
             )
     return [found[request_id] for request_id in request_ids]
 
@@ -70,9 +76,12 @@ def _conditions(request: ListUsageRequest) -> list[ColumnElement[bool]]:
     wanted = (
         (_events.c.key_id, request.key_id),
         (_events.c.tenant_id, request.tenant_id),
-        (_events.c.request_id, request.request_id),
     )
-    return [column == value for column, value in wanted if value]
+    conditions = [column == value for column, value in wanted if value]
+    if request.request_id:
+        ids = (request.request_id, request.request_id + CORRECTION)
+        conditions.append(_events.c.request_id.in_(ids))
+    return conditions
 
 
 def _chunks(request_ids: Sequence[str]) -> Iterable[Sequence[str]]:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, Table, func, select
 
 from headrace_billing import schema
 from headrace_billing.daily import DailySums
-from headrace_billing.ledger import BadEventError, Entry, Posting, Recount
+from headrace_billing.ledger import BadEventError, Entry, Posting, Recount, is_correction
 from headrace_billing.price_store import load_price_book
 from headrace_billing.prices import PriceBook
 from headrace_billing.usage_sums import stored_days
@@ -29,6 +29,7 @@ class _Findings:
     days: DailySums = field(default_factory=DailySums)
     num_events: int = 0
     num_entries: int = 0
+    num_corrections: int = 0
     num_open: int = 0
 
 
@@ -54,6 +55,7 @@ def verify(connection: Connection) -> VerifyResponse:
         ok=not found.problems,
         num_events=found.num_events,
         num_entries=found.num_entries,
+        num_corrections=found.num_corrections,
         num_open=found.num_open,
         postings_sum_nano_usd=postings_sum,
         num_dead_letters=_count(connection, schema.dead_letters),
@@ -93,7 +95,9 @@ def _check_piece(
         found.balances[account] = found.balances.get(account, 0) + amount
     found.days.merge(recount.days)
     entries = _stored_entries(connection, low, high)
-    found.num_entries += len(entries)
+    num_corrections = sum(map(is_correction, entries))
+    found.num_entries += len(entries) - num_corrections
+    found.num_corrections += num_corrections
     found.problems += _compare_entries(entries, recount.entries)
     open_ids = {row.request_id for row in _rows(connection, schema.open_requests, low, high)}
     found.num_open += len(recount.open_requests)

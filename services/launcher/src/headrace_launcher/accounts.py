@@ -296,7 +296,8 @@ def _show_invoice(args: Namespace, invoice: pb.Invoice) -> int:
     print(f"{invoice.invoice_id}  {invoice.tenant_id}  {invoice.period}")
     for line in invoice.lines:
         amount = usd_text(line.amount_nano_usd)
-        print(f"  {line.description:<60} {line.tokens:>12}  {amount:>16} USD")
+        tokens = -line.tokens if line.is_returned else line.tokens
+        print(f"  {line.description:<60} {tokens:>12}  {amount:>16} USD")
     print(f"  carried in {usd_text(invoice.carried_in_nano_usd)} USD")
     due, carried = usd_text(invoice.due_cents * 10_000_000), invoice.carried_out_nano_usd
     print(f"  due {due} USD, carried on {usd_text(carried)} USD")
