@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n/headrace_contracts/ratelimit/v1/ratelimit.proto\x12\x15headrace.ratelimit.v1\"\xeb\x02\n\x06Limits\x12\x1b\n\x13requests_per_minute\x18\x01 \x01(\x04\x12\x1f\n\x17input_tokens_per_minute\x18\x02 \x01(\x04\x12 \n\x18output_tokens_per_minute\x18\x03 \x01(\x04\x12\x19\n\x11tokens_per_minute\x18\x04 \x01(\x04\x12\x18\n\x10requests_per_day\x18\x05 \x01(\x04\x12\x16\n\x0emax_concurrent\x18\x06 \x01(\x04\x12 \n\x13\x64\x61y_budget_nano_usd\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\"\n\x15month_budget_nano_usd\x18\x08 \x01(\x04H\x01\x88\x01\x01\x12\"\n\x15total_budget_nano_usd\x18\t \x01(\x04H\x02\x88\x01\x01\x42\x16\n\x14_day_budget_nano_usdB\x18\n\x16_month_budget_nano_usdB\x18\n\x16_total_budget_nano_usd\"u\n\x05Scope\x12+\n\x05level\x18\x01 \x01(\x0e\x32\x1c.headrace.ratelimit.v1.Level\x12\x10\n\x08scope_id\x18\x02 \x01(\t\x12-\n\x06limits\x18\x03 \x01(\x0b\x32\x1d.headrace.ratelimit.v1.Limits\"|\n\x07\x41mounts\x12\x10\n\x08requests\x18\x01 \x01(\x04\x12\x14\n\x0cinput_tokens\x18\x02 \x01(\x04\x12\x15\n\routput_tokens\x18\x03 \x01(\x04\x12\x15\n\rcost_nano_usd\x18\x04 \x01(\x04\x12\x1b\n\x13\x63\x61\x63hed_input_tokens\x18\x05 \x01(\x04\"\xd4\x01\n\x0c\x41\x64mitRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12,\n\x06scopes\x18\x03 \x03(\x0b\x32\x1c.headrace.ratelimit.v1.Scope\x12/\n\x07reserve\x18\x04 \x01(\x0b\x32\x1e.headrace.ratelimit.v1.Amounts\x12\x10\n\x08lease_ms\x18\x05 \x01(\r\x12\x0f\n\x07prepaid\x18\x06 \x01(\x08\x12\x0f\n\x07restore\x18\x07 \x01(\x08\x12\x0c\n\x04peek\x18\x08 \x01(\x08\"\x9f\x03\n\rAdmitResponse\x12=\n\x07outcome\x18\x01 \x01(\x0e\x32,.headrace.ratelimit.v1.AdmitResponse.Outcome\x12\x33\n\rbinding_level\x18\x02 \x01(\x0e\x32\x1c.headrace.ratelimit.v1.Level\x12;\n\x11\x62inding_dimension\x18\x03 \x01(\x0e\x32 .headrace.ratelimit.v1.Dimension\x12\x16\n\x0eretry_after_us\x18\x04 \x01(\x04\x12\x35\n\x06states\x18\x05 \x03(\x0b\x32%.headrace.ratelimit.v1.DimensionState\x12\x10\n\x08\x64\x65graded\x18\x06 \x01(\x08\"|\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n\x10OUTCOME_ADMITTED\x10\x01\x12\x12\n\x0eOUTCOME_DENIED\x10\x02\x12\x15\n\x11OUTCOME_TOO_LARGE\x10\x03\x12\x17\n\x13OUTCOME_UNAVAILABLE\x10\x04\"\xa6\x01\n\x0e\x44imensionState\x12+\n\x05level\x18\x01 \x01(\x0e\x32\x1c.headrace.ratelimit.v1.Level\x12\x33\n\tdimension\x18\x02 \x01(\x0e\x32 .headrace.ratelimit.v1.Dimension\x12\r\n\x05limit\x18\x03 \x01(\x04\x12\x11\n\tremaining\x18\x04 \x01(\x04\x12\x10\n\x08reset_us\x18\x05 \x01(\x04\"d\n\rSettleRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12.\n\x06\x61\x63tual\x18\x03 \x01(\x0b\x32\x1e.headrace.ratelimit.v1.Amounts\"!\n\x0eSettleResponse\x12\x0f\n\x07settled\x18\x01 \x01(\x08\"F\n\x0cRenewRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x11\n\tlease_ids\x18\x02 \x03(\t\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\"*\n\rRenewResponse\x12\x19\n\x11unknown_lease_ids\x18\x01 \x03(\t\"<\n\tCallBatch\x12/\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32 .headrace.ratelimit.v1.LimitCall\"\xdd\x01\n\tLimitCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x13\n\x0btraceparent\x18\x02 \x01(\t\x12\x34\n\x05\x61\x64mit\x18\x03 \x01(\x0b\x32#.headrace.ratelimit.v1.AdmitRequestH\x00\x12\x36\n\x06settle\x18\x04 \x01(\x0b\x32$.headrace.ratelimit.v1.SettleRequestH\x00\x12\x34\n\x05renew\x18\x05 \x01(\x0b\x32#.headrace.ratelimit.v1.RenewRequestH\x00\x42\x06\n\x04\x63\x61ll\"B\n\x0b\x41nswerBatch\x12\x33\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\".headrace.ratelimit.v1.LimitAnswer\"\xdf\x01\n\x0bLimitAnswer\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x0e\n\x06status\x18\x02 \x01(\x0c\x12\x35\n\x05\x61\x64mit\x18\x03 \x01(\x0b\x32$.headrace.ratelimit.v1.AdmitResponseH\x00\x12\x37\n\x06settle\x18\x04 \x01(\x0b\x32%.headrace.ratelimit.v1.SettleResponseH\x00\x12\x35\n\x05renew\x18\x05 \x01(\x0b\x32$.headrace.ratelimit.v1.RenewResponseH\x00\x42\x08\n\x06\x61nswer*c\n\x05Level\x12\x15\n\x11LEVEL_UNSPECIFIED\x10\x00\x12\r\n\tLEVEL_KEY\x10\x01\x12\x11\n\rLEVEL_PROJECT\x10\x02\x12\x10\n\x0cLEVEL_TENANT\x10\x03\x12\x0f\n\x0bLEVEL_MODEL\x10\x04*\xc6\x02\n\tDimension\x12\x19\n\x15\x44IMENSION_UNSPECIFIED\x10\x00\x12!\n\x1d\x44IMENSION_REQUESTS_PER_MINUTE\x10\x01\x12%\n!DIMENSION_INPUT_TOKENS_PER_MINUTE\x10\x02\x12&\n\"DIMENSION_OUTPUT_TOKENS_PER_MINUTE\x10\x03\x12\x1f\n\x1b\x44IMENSION_TOKENS_PER_MINUTE\x10\x04\x12\x1e\n\x1a\x44IMENSION_REQUESTS_PER_DAY\x10\x05\x12\x19\n\x15\x44IMENSION_CONCURRENCY\x10\x06\x12\x18\n\x14\x44IMENSION_DAY_BUDGET\x10\x07\x12\x1a\n\x16\x44IMENSION_MONTH_BUDGET\x10\x08\x12\x1a\n\x16\x44IMENSION_TOTAL_BUDGET\x10\t2\xe0\x02\n\tRateLimit\x12R\n\x05\x41\x64mit\x12#.headrace.ratelimit.v1.AdmitRequest\x1a$.headrace.ratelimit.v1.AdmitResponse\x12U\n\x06Settle\x12$.headrace.ratelimit.v1.SettleRequest\x1a%.headrace.ratelimit.v1.SettleResponse\x12R\n\x05Renew\x12#.headrace.ratelimit.v1.RenewRequest\x1a$.headrace.ratelimit.v1.RenewResponse\x12T\n\x08\x45xchange\x12 .headrace.ratelimit.v1.CallBatch\x1a\".headrace.ratelimit.v1.AnswerBatch(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n/headrace_contracts/ratelimit/v1/ratelimit.proto\x12\x15headrace.ratelimit.v1\"\xeb\x02\n\x06Limits\x12\x1b\n\x13requests_per_minute\x18\x01 \x01(\x04\x12\x1f\n\x17input_tokens_per_minute\x18\x02 \x01(\x04\x12 \n\x18output_tokens_per_minute\x18\x03 \x01(\x04\x12\x19\n\x11tokens_per_minute\x18\x04 \x01(\x04\x12\x18\n\x10requests_per_day\x18\x05 \x01(\x04\x12\x16\n\x0emax_concurrent\x18\x06 \x01(\x04\x12 \n\x13\x64\x61y_budget_nano_usd\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\"\n\x15month_budget_nano_usd\x18\x08 \x01(\x04H\x01\x88\x01\x01\x12\"\n\x15total_budget_nano_usd\x18\t \x01(\x04H\x02\x88\x01\x01\x42\x16\n\x14_day_budget_nano_usdB\x18\n\x16_month_budget_nano_usdB\x18\n\x16_total_budget_nano_usd\"u\n\x05Scope\x12+\n\x05level\x18\x01 \x01(\x0e\x32\x1c.headrace.ratelimit.v1.Level\x12\x10\n\x08scope_id\x18\x02 \x01(\t\x12-\n\x06limits\x18\x03 \x01(\x0b\x32\x1d.headrace.ratelimit.v1.Limits\"|\n\x07\x41mounts\x12\x10\n\x08requests\x18\x01 \x01(\x04\x12\x14\n\x0cinput_tokens\x18\x02 \x01(\x04\x12\x15\n\routput_tokens\x18\x03 \x01(\x04\x12\x15\n\rcost_nano_usd\x18\x04 \x01(\x04\x12\x1b\n\x13\x63\x61\x63hed_input_tokens\x18\x05 \x01(\x04\"\xe3\x01\n\x0c\x41\x64mitRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12,\n\x06scopes\x18\x03 \x03(\x0b\x32\x1c.headrace.ratelimit.v1.Scope\x12/\n\x07reserve\x18\x04 \x01(\x0b\x32\x1e.headrace.ratelimit.v1.Amounts\x12\x10\n\x08lease_ms\x18\x05 \x01(\r\x12\x0f\n\x07prepaid\x18\x06 \x01(\x08\x12\x0f\n\x07restore\x18\x07 \x01(\x08\x12\x0c\n\x04peek\x18\x08 \x01(\x08\x12\r\n\x05\x62rief\x18\t \x01(\x08\"\xc4\x03\n\rAdmitResponse\x12=\n\x07outcome\x18\x01 \x01(\x0e\x32,.headrace.ratelimit.v1.AdmitResponse.Outcome\x12\x33\n\rbinding_level\x18\x02 \x01(\x0e\x32\x1c.headrace.ratelimit.v1.Level\x12;\n\x11\x62inding_dimension\x18\x03 \x01(\x0e\x32 .headrace.ratelimit.v1.Dimension\x12\x16\n\x0eretry_after_us\x18\x04 \x01(\x04\x12\x35\n\x06states\x18\x05 \x03(\x0b\x32%.headrace.ratelimit.v1.DimensionState\x12\x10\n\x08\x64\x65graded\x18\x06 \x01(\x08\x12\x11\n\tremaining\x18\x07 \x03(\x04\x12\x10\n\x08reset_us\x18\x08 \x03(\x04\"|\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n\x10OUTCOME_ADMITTED\x10\x01\x12\x12\n\x0eOUTCOME_DENIED\x10\x02\x12\x15\n\x11OUTCOME_TOO_LARGE\x10\x03\x12\x17\n\x13OUTCOME_UNAVAILABLE\x10\x04\"\xa6\x01\n\x0e\x44imensionState\x12+\n\x05level\x18\x01 \x01(\x0e\x32\x1c.headrace.ratelimit.v1.Level\x12\x33\n\tdimension\x18\x02 \x01(\x0e\x32 .headrace.ratelimit.v1.Dimension\x12\r\n\x05limit\x18\x03 \x01(\x04\x12\x11\n\tremaining\x18\x04 \x01(\x04\x12\x10\n\x08reset_us\x18\x05 \x01(\x04\"d\n\rSettleRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12.\n\x06\x61\x63tual\x18\x03 \x01(\x0b\x32\x1e.headrace.ratelimit.v1.Amounts\"!\n\x0eSettleResponse\x12\x0f\n\x07settled\x18\x01 \x01(\x08\"F\n\x0cRenewRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x11\n\tlease_ids\x18\x02 \x03(\t\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\"*\n\rRenewResponse\x12\x19\n\x11unknown_lease_ids\x18\x01 \x03(\t\"<\n\tCallBatch\x12/\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32 .headrace.ratelimit.v1.LimitCall\"\xdd\x01\n\tLimitCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x13\n\x0btraceparent\x18\x02 \x01(\t\x12\x34\n\x05\x61\x64mit\x18\x03 \x01(\x0b\x32#.headrace.ratelimit.v1.AdmitRequestH\x00\x12\x36\n\x06settle\x18\x04 \x01(\x0b\x32$.headrace.ratelimit.v1.SettleRequestH\x00\x12\x34\n\x05renew\x18\x05 \x01(\x0b\x32#.headrace.ratelimit.v1.RenewRequestH\x00\x42\x06\n\x04\x63\x61ll\"B\n\x0b\x41nswerBatch\x12\x33\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\".headrace.ratelimit.v1.LimitAnswer\"\xdf\x01\n\x0bLimitAnswer\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x0e\n\x06status\x18\x02 \x01(\x0c\x12\x35\n\x05\x61\x64mit\x18\x03 \x01(\x0b\x32$.headrace.ratelimit.v1.AdmitResponseH\x00\x12\x37\n\x06settle\x18\x04 \x01(\x0b\x32%.headrace.ratelimit.v1.SettleResponseH\x00\x12\x35\n\x05renew\x18\x05 \x01(\x0b\x32$.headrace.ratelimit.v1.RenewResponseH\x00\x42\x08\n\x06\x61nswer*c\n\x05Level\x12\x15\n\x11LEVEL_UNSPECIFIED\x10\x00\x12\r\n\tLEVEL_KEY\x10\x01\x12\x11\n\rLEVEL_PROJECT\x10\x02\x12\x10\n\x0cLEVEL_TENANT\x10\x03\x12\x0f\n\x0bLEVEL_MODEL\x10\x04*\xc6\x02\n\tDimension\x12\x19\n\x15\x44IMENSION_UNSPECIFIED\x10\x00\x12!\n\x1d\x44IMENSION_REQUESTS_PER_MINUTE\x10\x01\x12%\n!DIMENSION_INPUT_TOKENS_PER_MINUTE\x10\x02\x12&\n\"DIMENSION_OUTPUT_TOKENS_PER_MINUTE\x10\x03\x12\x1f\n\x1b\x44IMENSION_TOKENS_PER_MINUTE\x10\x04\x12\x1e\n\x1a\x44IMENSION_REQUESTS_PER_DAY\x10\x05\x12\x19\n\x15\x44IMENSION_CONCURRENCY\x10\x06\x12\x18\n\x14\x44IMENSION_DAY_BUDGET\x10\x07\x12\x1a\n\x16\x44IMENSION_MONTH_BUDGET\x10\x08\x12\x1a\n\x16\x44IMENSION_TOTAL_BUDGET\x10\t2\xe0\x02\n\tRateLimit\x12R\n\x05\x41\x64mit\x12#.headrace.ratelimit.v1.AdmitRequest\x1a$.headrace.ratelimit.v1.AdmitResponse\x12U\n\x06Settle\x12$.headrace.ratelimit.v1.SettleRequest\x1a%.headrace.ratelimit.v1.SettleResponse\x12R\n\x05Renew\x12#.headrace.ratelimit.v1.RenewRequest\x1a$.headrace.ratelimit.v1.RenewResponse\x12T\n\x08\x45xchange\x12 .headrace.ratelimit.v1.CallBatch\x1a\".headrace.ratelimit.v1.AnswerBatch(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headrace_contracts.ratelimit.v1.ratelimit_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LEVEL']._serialized_start=2320
-  _globals['_LEVEL']._serialized_end=2419
-  _globals['_DIMENSION']._serialized_start=2422
-  _globals['_DIMENSION']._serialized_end=2748
+  _globals['_LEVEL']._serialized_start=2372
+  _globals['_LEVEL']._serialized_end=2471
+  _globals['_DIMENSION']._serialized_start=2474
+  _globals['_DIMENSION']._serialized_end=2800
   _globals['_LIMITS']._serialized_start=75
   _globals['_LIMITS']._serialized_end=438
   _globals['_SCOPE']._serialized_start=440
@@ -42,29 +42,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_AMOUNTS']._serialized_start=559
   _globals['_AMOUNTS']._serialized_end=683
   _globals['_ADMITREQUEST']._serialized_start=686
-  _globals['_ADMITREQUEST']._serialized_end=898
-  _globals['_ADMITRESPONSE']._serialized_start=901
-  _globals['_ADMITRESPONSE']._serialized_end=1316
-  _globals['_ADMITRESPONSE_OUTCOME']._serialized_start=1192
-  _globals['_ADMITRESPONSE_OUTCOME']._serialized_end=1316
-  _globals['_DIMENSIONSTATE']._serialized_start=1319
-  _globals['_DIMENSIONSTATE']._serialized_end=1485
-  _globals['_SETTLEREQUEST']._serialized_start=1487
-  _globals['_SETTLEREQUEST']._serialized_end=1587
-  _globals['_SETTLERESPONSE']._serialized_start=1589
-  _globals['_SETTLERESPONSE']._serialized_end=1622
-  _globals['_RENEWREQUEST']._serialized_start=1624
-  _globals['_RENEWREQUEST']._serialized_end=1694
-  _globals['_RENEWRESPONSE']._serialized_start=1696
-  _globals['_RENEWRESPONSE']._serialized_end=1738
-  _globals['_CALLBATCH']._serialized_start=1740
-  _globals['_CALLBATCH']._serialized_end=1800
-  _globals['_LIMITCALL']._serialized_start=1803
-  _globals['_LIMITCALL']._serialized_end=2024
-  _globals['_ANSWERBATCH']._serialized_start=2026
-  _globals['_ANSWERBATCH']._serialized_end=2092
-  _globals['_LIMITANSWER']._serialized_start=2095
-  _globals['_LIMITANSWER']._serialized_end=2318
-  _globals['_RATELIMIT']._serialized_start=2751
-  _globals['_RATELIMIT']._serialized_end=3103
+  _globals['_ADMITREQUEST']._serialized_end=913
+  _globals['_ADMITRESPONSE']._serialized_start=916
+  _globals['_ADMITRESPONSE']._serialized_end=1368
+  _globals['_ADMITRESPONSE_OUTCOME']._serialized_start=1244
+  _globals['_ADMITRESPONSE_OUTCOME']._serialized_end=1368
+  _globals['_DIMENSIONSTATE']._serialized_start=1371
+  _globals['_DIMENSIONSTATE']._serialized_end=1537
+  _globals['_SETTLEREQUEST']._serialized_start=1539
+  _globals['_SETTLEREQUEST']._serialized_end=1639
+  _globals['_SETTLERESPONSE']._serialized_start=1641
+  _globals['_SETTLERESPONSE']._serialized_end=1674
+  _globals['_RENEWREQUEST']._serialized_start=1676
+  _globals['_RENEWREQUEST']._serialized_end=1746
+  _globals['_RENEWRESPONSE']._serialized_start=1748
+  _globals['_RENEWRESPONSE']._serialized_end=1790
+  _globals['_CALLBATCH']._serialized_start=1792
+  _globals['_CALLBATCH']._serialized_end=1852
+  _globals['_LIMITCALL']._serialized_start=1855
+  _globals['_LIMITCALL']._serialized_end=2076
+  _globals['_ANSWERBATCH']._serialized_start=2078
+  _globals['_ANSWERBATCH']._serialized_end=2144
+  _globals['_LIMITANSWER']._serialized_start=2147
+  _globals['_LIMITANSWER']._serialized_end=2370
+  _globals['_RATELIMIT']._serialized_start=2803
+  _globals['_RATELIMIT']._serialized_end=3155
 # @@protoc_insertion_point(module_scope)

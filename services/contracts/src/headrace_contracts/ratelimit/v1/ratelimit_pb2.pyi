@@ -205,6 +205,7 @@ class AdmitRequest(_message.Message):
     PREPAID_FIELD_NUMBER: _builtins.int
     RESTORE_FIELD_NUMBER: _builtins.int
     PEEK_FIELD_NUMBER: _builtins.int
+    BRIEF_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     """Chosen by the caller, unique per request; names the lease and the money hold."""
     tenant_id: _builtins.str
@@ -219,6 +220,10 @@ class AdmitRequest(_message.Message):
     """
     peek: _builtins.bool
     """Only say how things stand: nothing is charged and no lease is taken; lease_id is not used."""
+    brief: _builtins.bool
+    """The answer may leave states out and give two lists, for callers that know what they asked for:
+    limits are the request's own, and lists cost a fraction.
+    """
     @_builtins.property
     def scopes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Scope]: ...
     @_builtins.property
@@ -236,10 +241,11 @@ class AdmitRequest(_message.Message):
         prepaid: _builtins.bool = ...,
         restore: _builtins.bool = ...,
         peek: _builtins.bool = ...,
+        brief: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["reserve", b"reserve"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "lease_ms", b"lease_ms", "peek", b"peek", "prepaid", b"prepaid", "reserve", b"reserve", "restore", b"restore", "scopes", b"scopes", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brief", b"brief", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "peek", b"peek", "prepaid", b"prepaid", "reserve", b"reserve", "restore", b"restore", "scopes", b"scopes", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -278,6 +284,8 @@ class AdmitResponse(_message.Message):
     RETRY_AFTER_US_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     DEGRADED_FIELD_NUMBER: _builtins.int
+    REMAINING_FIELD_NUMBER: _builtins.int
+    RESET_US_FIELD_NUMBER: _builtins.int
     outcome: Global___AdmitResponse.Outcome.ValueType
     binding_level: Global___Level.ValueType
     """For a denial: which limit, and when the same request would pass. 0 = waiting does not help."""
@@ -289,6 +297,14 @@ class AdmitResponse(_message.Message):
     def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___DimensionState]:
         """State after the decision, for the headers."""
 
+    @_builtins.property
+    def remaining(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """In place of states, of a brief request that was decided by its own limits: one number per limit
+        that is set, in the order of scopes and, within one, of Dimension.
+        """
+
+    @_builtins.property
+    def reset_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -298,10 +314,12 @@ class AdmitResponse(_message.Message):
         retry_after_us: _builtins.int = ...,
         states: _abc.Iterable[Global___DimensionState] | None = ...,
         degraded: _builtins.bool = ...,
+        remaining: _abc.Iterable[_builtins.int] | None = ...,
+        reset_us: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding_dimension", b"binding_dimension", "binding_level", b"binding_level", "degraded", b"degraded", "outcome", b"outcome", "retry_after_us", b"retry_after_us", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding_dimension", b"binding_dimension", "binding_level", b"binding_level", "degraded", b"degraded", "outcome", b"outcome", "remaining", b"remaining", "reset_us", b"reset_us", "retry_after_us", b"retry_after_us", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
