@@ -1,6 +1,7 @@
 """Key administration for external black-box suites, by the commands of `headrace`.
 
-Set CASES_ADAPTER to this file and HEADRACE_LAUNCHER_STATE_DIR to the fleet's state directory.
+Set CASES_ADAPTER to this file and HEADRACE_LAUNCHER_STATE_DIR to the fleet's state directory. Cases
+that need two gateways: ``headrace up --gateways 2``, and the port after the first is the second's.
 """
 
 from __future__ import annotations

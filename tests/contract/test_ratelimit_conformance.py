@@ -15,6 +15,7 @@ from headrace_common.rpc import method_ref
 from headrace_common.session import SessionClient
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 from headrace_gateway.clients.ratelimit import RateLimitClient
+from headrace_gateway.limit_states import fill_states
 from headrace_ratelimit.server import RateLimitServer
 from headrace_ratelimit.settings import RateLimitSettings
 from headrace_testing.fake_ratelimit import FakeRateLimitServer
@@ -143,6 +144,26 @@ async def test_states_say_what_is_left(caller: Caller) -> None:
     assert (rate.limit, rate.remaining) == (2, 1)
     assert 29_000_000 < rate.reset_us <= 30_000_000
     assert state(answer, pb.DIMENSION_CONCURRENCY).remaining == 4
+
+
+async def test_a_brief_answer_says_the_same(caller: Caller) -> None:
+    """Whether by numbers or in full: what a gateway makes of it are the states."""
+    key = pb.Limits(requests_per_minute=2, max_concurrent=5, total_budget_nano_usd=0)
+    tenant = pb.Limits(tokens_per_minute=1000, requests_per_day=9, month_budget_nano_usd=50)
+    scopes = [
+        pb.Scope(level=pb.LEVEL_KEY, scope_id="key_1", limits=key),
+        pb.Scope(level=pb.LEVEL_PROJECT, scope_id="project", limits=pb.Limits()),
+        pb.Scope(level=pb.LEVEL_TENANT, scope_id="acme", limits=tenant),
+    ]
+    request = caller.request(scopes, input_tokens=100, output_tokens=10)
+    request.peek = True
+    full = await caller.send(request)
+    request.brief = True
+    brief = await caller.send(request)
+    fill_states(request, brief)
+    told = [(it.level, it.dimension, it.limit, it.remaining) for it in brief.states]
+    assert told == [(it.level, it.dimension, it.limit, it.remaining) for it in full.states]
+    assert len(told) == 6
 
 
 async def test_a_budget_for_one_admits_one_of_eight(caller: Caller) -> None:

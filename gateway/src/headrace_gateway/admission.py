@@ -21,6 +21,7 @@ from headrace_common.errors import (
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
+from headrace_gateway.limit_states import fill_states
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.rate_headers import header_pairs
 
@@ -120,6 +121,7 @@ class Admission:
             reserve=reserve,
             lease_ms=LEASE_MS,
             prepaid=principal.prepaid,
+            brief=True,
         )
         try:
             answer = await self._limiter.admit(request)
@@ -132,6 +134,7 @@ class Admission:
                 # It may have been charged all the same; nobody will run it.
                 self._release_later(request)
             answer = self._without_limiter(principal, error)
+        fill_states(request, answer)
         if answer.outcome != pb.AdmitResponse.OUTCOME_ADMITTED:
             raise denial(answer)
         if answer.degraded:

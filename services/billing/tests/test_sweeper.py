@@ -101,13 +101,13 @@ async def test_nothing_is_swept_while_the_log_is_behind(scene: Scene) -> None:
     assert await scene.sweeper.sweep() == 1
 
 
-async def test_a_real_close_after_the_sweep_changes_nothing(scene: Scene) -> None:
-    """It is a finding."""
+async def test_a_real_close_after_the_sweep_is_made_up_for(scene: Scene) -> None:
+    """By an entry of its own; and it is a finding."""
     await scene.book(opened())
     scene.clock.advance(1000)
     await scene.sweeper.sweep()
     await scene.book(closed())
-    assert await scene.entries() == {"req_1": 0}
+    assert await scene.entries() == {"req_1": 0, "req_1:correction": AMOUNT_NANO_USD}
     found = await scene.database.read(verify)
     assert found.ok
     assert "late_close" in found.problems[0]

@@ -97,6 +97,7 @@ def request_of(tenant: int) -> pb.AdmitRequest:
         reserve=pb.Amounts(requests=1, input_tokens=700, output_tokens=300, cost_nano_usd=32_000),
         # As gateways have it.
         lease_ms=30_000,
+        brief=True,
     )
 
 
@@ -210,7 +211,7 @@ async def direct(server: LocalServer) -> AsyncIterator[Way]:
 
 
 @contextlib.asynccontextmanager
-async def peer(server: LocalServer) -> AsyncIterator[Way]:
+async def limits_package(server: LocalServer) -> AsyncIterator[Way]:
     """By `limits`: a sliding counter per rate, a fixed window per budget; no leases."""
     from limits import RateLimitItemPerDay, RateLimitItemPerMinute, RateLimitItemPerMonth
     from limits.aio.storage import RedisStorage
@@ -241,21 +242,25 @@ async def measure(seconds: float) -> None:
     try:
         import limits  # noqa: F401 - only whether it is there
 
-        ways["limits"] = peer
+        ways["limits"] = limits_package
     except ImportError:
         print(PEER_HINT)
     for num_tenants in (1, 64):
         print(f"\n{IN_FLIGHT} in flight, {num_tenants} tenant(s), 6 dimensions")
-        rows = {name: await one_way(way, flood, num_tenants, seconds) for name, way in ways.items()}
+        rows = {
+            name: await one_way(name, way, flood, num_tenants, seconds)
+            for name, way in ways.items()
+        }
         for name in list(rows)[1:]:
             ratio = rows["service"].per_s / rows[name].per_s
             print(f"  service : {name} = {ratio:.2f}")
     print(f"\n{PACE} admits/s, 64 tenants")
-    for way in ways.values():
-        await one_way(way, pace, 64, seconds)
+    for name, way in ways.items():
+        await one_way(name, way, pace, 64, seconds)
 
 
 async def one_way(
+    name: str,
     way: Callable[[LocalServer], contextlib.AbstractAsyncContextManager[Way]],
     load: Callable[[Admit, int, float], Awaitable[Figures]],
     num_tenants: int,
@@ -274,7 +279,7 @@ async def one_way(
                 cost = cpu.per_call_us(found.num)
         finally:
             server.kill()
-    print(f"  {way.__name__:8} {found}   {cost}")
+    print(f"  {name:8} {found}   {cost}")
     return found
 
 

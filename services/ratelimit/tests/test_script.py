@@ -197,7 +197,11 @@ class Scripts(RuleBasedStateMachine):
         def check(reply: Any) -> None:
             assert decision_of(it.charges, reply) == expected
             if expected.outcome is not Outcome.UNSEEDED:
-                assert answer_of_reply(it.charges, reply) == answer_of(it, expected)
+                answer = answer_of_reply(it.charges, reply)
+                assert answer == answer_of(it, expected)
+                brief = answer_of_reply(it.charges, reply, is_brief=True)
+                assert list(brief.remaining) == [state.remaining for state in answer.states]
+                assert list(brief.reset_us) == [state.reset_us for state in answer.states]
 
         self._later(admit_op(it), check)
         self.last_wait_us = max(0, expected.wait_us)

@@ -136,11 +136,12 @@ class Admitter:
         self._batcher.submit(renew_op(tenant_id, lease_ids, lease_us), on_reply)
 
     def _decide(self, plan: Plan, reply: Reply) -> pb.AdmitResponse:
-        answer = answer_of_reply(plan.charges, reply)
+        answer = answer_of_reply(plan.charges, reply, is_brief=plan.brief)
         if plan.mode is Mode.RESTORE:
             self._local.forget(plan.tenant_id, plan.lease_id)
         if plan.mode is not Mode.PEEK:
-            self._local.note(plan, answer.states)
+            left = answer.remaining if plan.brief else [it.remaining for it in answer.states]
+            self._local.note(plan, left)
             if self._rebuilder is not None:
                 self._rebuilder.note(plan)
         return answer

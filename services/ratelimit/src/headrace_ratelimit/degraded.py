@@ -77,13 +77,13 @@ class LocalShare:
         """Whether the lease was granted here and not settled yet."""
         return (tenant_id, lease_id) in self._leases
 
-    def note(self, plan: Plan, states: Sequence[pb.DimensionState]) -> None:
+    def note(self, plan: Plan, remaining: Sequence[int]) -> None:
         """Remember what Redis says is left of the budgets; its word ends an outage."""
         if self._tenants:
             self._tenants.pop(plan.tenant_id, None)
         for idx in plan.charges.budgets:
-            key = (plan.tenant_id, plan.charges.charges[idx].name)
-            self._left[key] = states[idx].remaining
+            key = (plan.tenant_id, plan.charges.names[idx])
+            self._left[key] = remaining[idx]
             self._left.move_to_end(key)
             if len(self._left) > _MAX_REMEMBERED:
                 self._left.popitem(last=False)

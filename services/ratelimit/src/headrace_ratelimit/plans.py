@@ -87,10 +87,11 @@ class ChargeSet:
         places: where each comes from.
     """
 
-    __slots__ = ("budgets", "charges", "compared", "packed", "places", "rows")
+    __slots__ = ("budgets", "charges", "compared", "names", "packed", "places", "rows")
 
     def __init__(self, charges: tuple[Charge, ...], places: tuple[Place, ...]) -> None:
         self.charges, self.places = charges, places
+        self.names = tuple(it.name for it in charges)
         # As the script takes them.
         self.packed = msgspec.msgpack.encode(flat_charges(charges))
         # What an answer needs of each: level, dimension, limit, whether it is a rate.
@@ -123,6 +124,8 @@ class Plan(NamedTuple):
     charges: ChargeSet
     amounts: Amounts
     mode: Mode = Mode.NORMAL
+    # Numbers will do for an answer.
+    brief: bool = False
 
 
 class Plans:
@@ -151,6 +154,7 @@ class Plans:
             self._set_of(request),
             amounts_of(request.reserve),
             mode,
+            request.brief,
         )
 
     def _set_of(self, request: pb.AdmitRequest) -> ChargeSet:
