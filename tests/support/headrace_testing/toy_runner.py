@@ -14,7 +14,7 @@ import torch
 
 from headrace_testing import byte_tokenizer
 from headrace_worker.model.batch import Row
-from headrace_worker.sampling import SampleSpec, sample
+from headrace_worker.sampling import Sampled, SampleSpec, sample
 
 V = byte_tokenizer.VOCAB_SIZE
 END_ID = byte_tokenizer.IM_END_ID
@@ -85,6 +85,10 @@ class ToyRunner:
     def hidden(self, rows: Sequence[Row]) -> torch.Tensor:
         """Return a vector for each wanted token that depends on its whole past."""
         return self.forward(rows)
+
+    def sample(self, logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[Sampled]:
+        """Draw as the real runner does on a CPU."""
+        return sample(logits, specs)
 
     def copy_block(self, src: int, dst: int) -> None:
         """Copy a block's tokens."""

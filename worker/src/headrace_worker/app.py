@@ -157,6 +157,7 @@ class WorkerApp:
                 max_waiting=settings.max_waiting,
                 context_tokens=model.info.context_tokens,
                 block_size=BLOCK_SIZE_TOKENS,
+                slowdown_ratio=settings.stream_slowdown_ratio,
             ),
             table=model.table,
             events=events,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import queue
 import sys
 import time
 from collections.abc import Sequence
@@ -18,19 +17,15 @@ from pathlib import Path
 
 import psutil
 
-from headrace_common.blocks import BLOCK_SIZE_TOKENS, chain_key
-from headrace_common.clock import SystemClock
+from headrace_common.blocks import chain_key
 from headrace_common.errors import HeadraceError
-from headrace_worker.engine.block_events import BlockEventLog
-from headrace_worker.engine.engine import Engine
+from headrace_worker.engine.direct import DirectEngine, limits_for
 from headrace_worker.engine.output import RequestOutput
 from headrace_worker.engine.request import Request, SamplingParams, StopParams
-from headrace_worker.engine.scheduler import SchedulerLimits
 from headrace_worker.model_host import ModelHost, ReadyModel
 from headrace_worker.settings import default_cache_dir
 
 _RUNS = 3
-_WAIT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -52,32 +47,16 @@ class Bench:
     """
 
     def __init__(self, model: ReadyModel, token_budget: int) -> None:
-        self._outputs: queue.SimpleQueue[tuple[float, RequestOutput]] = queue.SimpleQueue()
         self._keys = count(1)
         self._vocab_size = model.info.vocab_size
-        self._engine = Engine(
-            runner=model.runner,
-            num_blocks=model.num_blocks,
-            limits=SchedulerLimits(
-                token_budget=token_budget,
-                max_running=min(64, token_budget),
-                max_waiting=256,
-                context_tokens=model.info.context_tokens,
-                block_size=BLOCK_SIZE_TOKENS,
-            ),
-            table=model.table,
-            events=BlockEventLog(),
-            sink=self._take,
-            clock=SystemClock(),
-            on_step=lambda _facts: None,
-        )
+        self._engine = DirectEngine(model, limits_for(model, token_budget))
 
     def __enter__(self) -> Bench:
-        self._engine.start()
+        self._engine.__enter__()
         return self
 
     def __exit__(self, *_exc_info: object) -> None:
-        self._engine.stop()
+        self._engine.__exit__()
 
     def prefill_tokens_per_s(self, num_tokens: int) -> float:
         """Rate of reading one prompt of which nothing is cached."""
@@ -135,16 +114,8 @@ class Bench:
         self._engine.submit(request)
         return key
 
-    def _take(self, outputs: list[RequestOutput]) -> None:
-        at = time.perf_counter()
-        for output in outputs:
-            self._outputs.put((at, output))
-
     def _next(self) -> tuple[float, RequestOutput]:
-        at, output = self._outputs.get(timeout=_WAIT_S)
-        if output.error is not None:
-            raise output.error
-        return at, output
+        return self._engine.next()
 
 
 def measure(model: ReadyModel, sizes: Sizes, token_budget: int = 256) -> dict[str, object]:

@@ -67,6 +67,7 @@ def parse(message: pb.GenerateRequest, rules: RequestRules, key: int, now_s: flo
         num_prompt_top_logprobs=message.logprobs.top,
         skip_prefix_cache=message.skip_prefix_cache,
         ttft_slo_s=message.ttft_slo_ms / 1000 if message.ttft_slo_ms else None,
+        tpot_slo_s=message.tpot_slo_ms / 1000 if message.tpot_slo_ms else None,
         accepted_s=now_s,
     )
 

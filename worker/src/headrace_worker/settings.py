@@ -61,6 +61,14 @@ class WorkerSettings(RpcServiceSettings):
         description="Most tokens in one engine step; smaller = smoother streams, larger = faster "
         "prompts.",
     )
+    stream_slowdown_ratio: float = Field(
+        2.2,
+        ge=1,
+        le=100,
+        description="Longest step while streams run, as a multiple of a step without prompts: "
+        "chunks of prompts are made as small as that needs. Streams with a wanted time per token "
+        "go by that instead, and those of the class batch do not count. 100 = as good as off.",
+    )
     max_running: int = Field(
         32, ge=1, le=4096, description="Most sequences in one step; at most the token budget."
     )

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from headrace_common.blocks import chain_key
 from headrace_common.errors import ContextTooLong, QueueFull
 from headrace_worker.engine.block_events import BlockEventLog
+from headrace_worker.engine.pace import Pace
 from headrace_worker.engine.prefix_cache import PrefixCache
 from headrace_worker.engine.request import (
     Finish,
@@ -27,10 +28,12 @@ from headrace_worker.engine.scheduler import (
 SIZE = 4
 
 
-def make(num_blocks=16, token_budget=8, max_running=4, max_waiting=8, context_tokens=1000):
+def make(num_blocks=16, token_budget=8, max_running=4, max_waiting=8, pace=None, **more):
     cache = PrefixCache(num_blocks, BlockEventLog())
-    limits = SchedulerLimits(token_budget, max_running, max_waiting, context_tokens, SIZE)
-    return Scheduler(limits, cache), cache
+    limits = SchedulerLimits(
+        token_budget, max_running, max_waiting, more.get("context_tokens", 1000), SIZE
+    )
+    return Scheduler(limits, cache, pace), cache
 
 
 def request(prompt, key=1, *, at_s=0.0, priority=Priority.STANDARD, tenant=b"", **more) -> Request:
@@ -75,6 +78,22 @@ def test_decodes_go_before_prompts_under_one_budget():
     assert lengths(run_step(scheduler)) == {1: 1, 2: 7}
     assert lengths(run_step(scheduler)) == {1: 1, 2: 6}
     assert lengths(run_step(scheduler)) == {1: 1, 2: 1}
+
+
+def test_prompts_take_no_more_than_the_streams_bear():
+    """The pace bounds all chunks of prompts of a step together; streams are never held back."""
+    pace = Pace(2.0, 100)
+    for _ in range(5):
+        pace.note(0, 1, 0.1)
+        pace.note(8, 1, 0.18)
+        pace.note(12, 1, 0.22)
+    scheduler, _ = make(token_budget=100, pace=pace)
+    scheduler.add(request(range(3), 1))
+    assert lengths(run_step(scheduler)) == {1: 3}
+    scheduler.add(request(range(100, 105), 2))
+    scheduler.add(request(range(200, 220), 3))
+    assert lengths(run_step(scheduler)) == {1: 1, 2: 5, 3: 3}
+    assert lengths(run_step(scheduler)) == {1: 1, 2: 1, 3: 8}
 
 
 def test_reuses_cached_blocks_but_computes_the_last_token():
@@ -260,11 +279,14 @@ def test_resumed_choices_are_computed_each_for_itself():
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Requests of all kinds in a small pool, aborted at any moment."""
+    """Requests of all kinds in a small pool, aborted at any moment, on a device of any speed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler, self.cache = make(num_blocks=8, token_budget=6, max_running=3)
+        self.pace = Pace(2.0, 6)
+        self.scheduler, self.cache = make(
+            num_blocks=8, token_budget=6, max_running=3, pace=self.pace
+        )
         self.live: list[Request] = []
         self.now_s = 0.0
         self.num_made = 0
@@ -274,8 +296,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.sampled_from(list(Priority)),
         num_choices=st.integers(1, 3),
         resumed=st.lists(st.integers(0, 1), max_size=3),
+        slos_s=st.sampled_from([(None, None), (0.5, None), (None, 0.02), (9.0, 0.2)]),
     )
-    def add(self, prompt, priority, num_choices, resumed):
+    def add(self, prompt, priority, num_choices, resumed, slos_s):
         self.num_made += 1
         it = request(
             prompt,
@@ -284,6 +307,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             priority=priority,
             num_choices=num_choices,
             resume={0: resumed} if resumed else {},
+            ttft_slo_s=slos_s[0],
+            tpot_slo_s=slos_s[1],
         )
         try:
             self.scheduler.add(it)
@@ -298,10 +323,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.abort(it)
         self.scheduler.abort(it)
 
-    @rule(token=st.integers(0, 1))
-    def step(self, token):
+    @rule(token=st.integers(0, 1), token_s=st.sampled_from([1e-4, 1e-2, 1.0]))
+    def step(self, token, token_s):
         self.now_s += 0.5
+        streams = [seq for seq in self.scheduler.running if seq.num_uncomputed == 1]
         plan = run_step(self.scheduler, self.now_s, token)
+        self.streams_go_first(streams, plan)
+        decodes = [chunk for chunk in plan.chunks if chunk.is_decode]
+        prompt_tokens = sum(chunk.num_tokens for chunk in plan.chunks) - len(decodes)
+        most = self.pace.most_prompt_tokens([chunk.seq.request for chunk in decodes])
+        # Tails of prompts of one token are computed with the streams.
+        assert prompt_tokens <= most + len(streams) - len(decodes)
+        self.pace.note(prompt_tokens, len(decodes), 0.01 + token_s * prompt_tokens)
         assert sum(chunk.num_tokens for chunk in plan.chunks) <= 6
         assert len(plan.chunks) <= 3
         assert all(chunk.num_tokens > 0 for chunk in plan.chunks)
@@ -313,6 +346,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.scheduler.has_work:
             assert plan.chunks, "work waits but nothing runs"
         self.end_long_ones()
+
+    def streams_go_first(self, streams, plan):
+        planned = {id(chunk.seq) for chunk in plan.chunks} | {id(seq) for seq in plan.preempted}
+        assert all(id(seq) in planned for seq in streams)
 
     def end_long_ones(self):
         for it in list(self.live):
@@ -346,7 +383,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(400):
             if not self.live:
                 break
-            self.step(0)
+            self.step(0, 1e-2)
         assert not self.live, "something starved"
         assert self.cache.pool.num_used == 0
 

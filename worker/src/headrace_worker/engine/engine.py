@@ -14,6 +14,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ from headrace_worker.engine.block_events import BlockEventLog
 from headrace_worker.engine.choice import Choice
 from headrace_worker.engine.load import EngineLoad, StepFacts
 from headrace_worker.engine.output import RequestOutput, Sink, Times, Usage
+from headrace_worker.engine.pace import Pace
 from headrace_worker.engine.pooling import Pooler
 from headrace_worker.engine.prefix_cache import PrefixCache
 from headrace_worker.engine.rates import StepRates
@@ -30,7 +32,7 @@ from headrace_worker.engine.request import Finish, Request, Sequence, SequenceSt
 from headrace_worker.engine.scheduler import Chunk, Scheduler, SchedulerLimits, StepPlan
 from headrace_worker.engine.token_table import TokenTable
 from headrace_worker.model.batch import Row
-from headrace_worker.sampling import SampleSpec, sample, token_logprobs
+from headrace_worker.sampling import Sampled, SampleSpec, token_logprobs
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +48,10 @@ class StepRunner(Protocol):
 
     def hidden(self, rows: list[Row]) -> Any:  # Any: (sum of num_logits, E) float32 tensor
         """Compute a step up to the last norm, for embeddings."""
+        ...
+
+    def sample(self, logits: Any, specs: Rows[SampleSpec]) -> list[Sampled]:
+        """Draw one token per row of *logits*, rows of what `forward` returned."""
         ...
 
     def copy_block(self, src: int, dst: int) -> None:
@@ -93,7 +99,8 @@ class Engine:
         self._sink, self._clock, self._on_step = sink, clock, on_step
         self._num_blocks, self._limits = num_blocks, limits
         self._cache = PrefixCache(num_blocks, events)
-        self._scheduler = Scheduler(limits, self._cache)
+        self._pace = Pace(limits.slowdown_ratio, limits.token_budget)
+        self._scheduler = Scheduler(limits, self._cache, self._pace)
         self._commands: queue.SimpleQueue[Request | int | None] = queue.SimpleQueue()
         self._live: dict[int, _Live] = {}
         self._outputs: dict[int, RequestOutput] = {}
@@ -238,7 +245,7 @@ class Engine:
             return
         places = [idx for _, idx, _ in specs]
         rows_to_draw = logits if places == list(range(end)) else logits[places]
-        drawn = sample(rows_to_draw, [spec for _, _, spec in specs])
+        drawn = self._runner.sample(rows_to_draw, [spec for _, _, spec in specs])
         for (choice, _, _), sampled in zip(specs, drawn, strict=True):
             self._accept(choice, sampled)
 
@@ -335,7 +342,7 @@ class Engine:
     def _start_afresh(self) -> None:
         self._events.cleared()
         self._cache = PrefixCache(self._num_blocks, self._events)
-        self._scheduler = Scheduler(self._limits, self._cache)
+        self._scheduler = Scheduler(self._limits, self._cache, self._pace)
         for live in self._live.values():
             self._output(live).error = Internal()
 
@@ -358,7 +365,10 @@ class Engine:
     def _observe(self, plan: StepPlan, duration_s: float, *, failed: bool) -> None:
         decode_tokens = sum(chunk.is_decode for chunk in plan.chunks)
         prefill_tokens = sum(chunk.num_tokens for chunk in plan.chunks) - decode_tokens
-        self._rates.add(prefill_tokens, decode_tokens, duration_s)
+        goes_on = any(not chunk.gives_token for chunk in plan.chunks)
+        self._rates.add(prefill_tokens, decode_tokens, duration_s, goes_on=goes_on)
+        if plan.chunks and not failed:
+            self._pace.note(prefill_tokens, decode_tokens, duration_s)
         self._num_preempted += len(plan.preempted)
         self._on_step(
             StepFacts(duration_s, prefill_tokens, decode_tokens, len(plan.preempted), failed)

@@ -15,8 +15,9 @@ _MIN_PREFILL_TOKENS = 64
 class StepRates:
     """Tokens per second of prefill and decode; 0 = not measured yet.
 
-    Prefill is measured on steps with at least 64 prompt tokens: the tail of a prompt whose head was
-    cached takes as long as a decode step and would make the device look ten times slower.
+    Prefill is measured on steps with at least 64 prompt tokens, or with a prompt that goes on in
+    the next one: the tail of a prompt whose head was cached takes as long as a decode step and
+    would make the device look ten times slower.
 
     A mixed step counts for both with its whole duration, so both figures say what a request can
     expect under the present mix, not what the device could do.
@@ -27,9 +28,11 @@ class StepRates:
         self._decode: deque[tuple[int, float]] = deque(maxlen=_NUM_STEPS)
         self._pure_decode: deque[tuple[int, float]] = deque(maxlen=_NUM_PURE_STEPS)
 
-    def add(self, prefill_tokens: int, decode_tokens: int, duration_s: float) -> None:
-        """Note one step."""
-        if prefill_tokens >= _MIN_PREFILL_TOKENS:
+    def add(
+        self, prefill_tokens: int, decode_tokens: int, duration_s: float, *, goes_on: bool = False
+    ) -> None:
+        """Note one step; *goes_on* = some prompt is not at its end with it."""
+        if prefill_tokens >= _MIN_PREFILL_TOKENS or goes_on:
             self._prefill.append((prefill_tokens, duration_s))
         if decode_tokens:
             self._decode.append((decode_tokens, duration_s))

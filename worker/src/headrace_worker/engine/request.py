@@ -94,6 +94,8 @@ class Request:
         skip_prefix_cache: compute the whole prompt here.
         pooling: an embedding of the prompt is wanted, and no output; None = output.
         ttft_slo_s: time in which the first token is wanted; orders the queue. None = not said.
+        tpot_slo_s: longest time between tokens that is wanted; bounds the prompts' share of steps
+            in which this request has a stream. None = not said.
         accepted_s: when the worker took it in.
         constraint: what each choice's text must be; None = anything.
     """
@@ -114,6 +116,7 @@ class Request:
     skip_prefix_cache: bool = False
     pooling: Pooling | None = None
     ttft_slo_s: float | None = None
+    tpot_slo_s: float | None = None
     accepted_s: float = 0.0
     constraint: Constraint | None = None
     # Set by scheduler and engine.

@@ -8,7 +8,7 @@ blocks run out, the sequence of the lowest class that arrived last is preempted:
 The queue is ordered by `arrival + wanted time to first token - class * ageing_s`: earliest deadline
 first, and a class is worth that many seconds of waiting. So nothing starves, and the order never
 changes while things wait. A request that does not fit may be passed by smaller ones, but only by a
-few and not for long.
+few and not for long. While streams run, chunks of prompts are as small as these need (see pace).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from headrace_common.blocks import ROOT, chain
 from headrace_common.errors import ContextTooLong, QueueFull
 from headrace_worker.engine.block_pool import OutOfBlocks
+from headrace_worker.engine.pace import Pace
 from headrace_worker.engine.prefix_cache import PrefixCache
 from headrace_worker.engine.request import Finish, Request, Sequence, SequenceState
 
@@ -42,6 +43,7 @@ class SchedulerLimits:
         context_tokens: prompt and output of one sequence.
         block_size: tokens per block.
         ageing_s: seconds of waiting that one class of priority is worth.
+        slowdown_ratio: longest step while streams run, in steps without a prompt (see `Pace`).
     """
 
     token_budget: int
@@ -50,10 +52,13 @@ class SchedulerLimits:
     context_tokens: int
     block_size: int = 16
     ageing_s: float = 10.0
+    slowdown_ratio: float = 2.2
 
     def __post_init__(self) -> None:
         if not 0 < self.max_running <= self.token_budget:
             raise ValueError("max_running must be between 1 and token_budget")
+        if self.slowdown_ratio < 1:
+            raise ValueError("slowdown_ratio must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -100,19 +105,30 @@ class _Step:
     """A plan in the making."""
 
     budget: int
+    # Of it, what prompts may take.
+    prompt_budget: int = 0
     chunks: dict[int, Chunk] = field(default_factory=dict)
     admitted: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
 
-    def take(self, seq: Sequence) -> None:
-        num_tokens = min(self.budget, seq.num_uncomputed)
-        self.budget -= num_tokens
+    def take_decode(self, seq: Sequence) -> None:
+        self.budget -= 1
+        self.chunks[id(seq)] = Chunk(seq, seq.num_computed, 1)
+
+    def take_prompt(self, seq: Sequence) -> None:
+        num_tokens = min(self.prompt_budget, seq.num_uncomputed)
+        self.prompt_budget -= num_tokens
         self.chunks[id(seq)] = Chunk(seq, seq.num_computed, num_tokens)
+
+    def limit_prompts(self, most_tokens: int) -> None:
+        self.prompt_budget = min(self.budget, most_tokens)
 
     def give_back(self, seq: Sequence) -> None:
         chunk = self.chunks.pop(id(seq), None)
-        if chunk is not None:
-            self.budget += chunk.num_tokens
+        if chunk is not None and chunk.is_decode:
+            self.budget += 1
+        elif chunk is not None:
+            self.prompt_budget += chunk.num_tokens
         if seq in self.admitted:
             self.admitted.remove(seq)
 
@@ -123,10 +139,14 @@ class Scheduler:
     Args:
         limits: sizes.
         cache: blocks and their names.
+        pace: says how many prompt tokens the running streams bear; None = as many as fit.
     """
 
-    def __init__(self, limits: SchedulerLimits, cache: PrefixCache) -> None:
+    def __init__(
+        self, limits: SchedulerLimits, cache: PrefixCache, pace: Pace | None = None
+    ) -> None:
         self._limits, self._cache, self._pool = limits, cache, cache.pool
+        self._pace = pace
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._num_arrived = 0
@@ -183,9 +203,10 @@ class Scheduler:
         for seq in sorted(self._running, key=_rank):
             if seq.num_uncomputed == 1 and seq.state is SequenceState.RUNNING:
                 self._plan_decode(seq, step)
+        step.limit_prompts(self._most_prompt_tokens(step))
         for seq in sorted(self._running, key=_rank):
-            if seq.num_uncomputed > 1 and step.budget > 0:
-                step.take(seq)
+            if seq.num_uncomputed > 1 and step.prompt_budget > 0:
+                step.take_prompt(seq)
         self._admit_waiting(step, now_s)
         return StepPlan(list(step.chunks.values()), step.admitted, step.preempted)
 
@@ -239,19 +260,21 @@ class Scheduler:
                 self._preempt(victim, step)
                 if victim is seq:
                     return
-        step.take(seq)
+        step.take_decode(seq)
+
+    def _most_prompt_tokens(self, step: _Step) -> int:
+        streams = [it.seq.request for it in step.chunks.values() if it.is_decode]
+        return step.budget if self._pace is None else self._pace.most_prompt_tokens(streams)
 
     def _admit_waiting(self, step: _Step, now_s: float) -> None:
         num_skipped = 0
         for seq in list(self._waiting):
-            if step.budget <= 0 or seq in step.preempted:
+            if step.prompt_budget <= 0 or seq in step.preempted:
                 return
-            if self._try_admit(seq) or (
-                self._make_room(seq, step) and step.budget > 0 and self._try_admit(seq)
-            ):
+            if self._try_admit(seq) or (self._make_room(seq, step) and self._try_admit(seq)):
                 step.admitted.append(seq)
                 self._start(seq, now_s)
-                step.take(seq)
+                step.take_prompt(seq)
                 continue
             num_skipped += 1
             waited_s = now_s - seq.request.accepted_s

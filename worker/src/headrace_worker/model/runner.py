@@ -20,6 +20,7 @@ from headrace_worker.model.few_tokens import MAX_ROW_TOKENS, FewTokensStep, few_
 from headrace_worker.model.info import ModelInfo
 from headrace_worker.model.loader import load_model
 from headrace_worker.model.weights import ON_CPU, LoadedModel, Placement, placed
+from headrace_worker.sampling import Sampled, SampleSpec, sample
 
 __all__ = ["ModelRunner", "Row"]
 
@@ -127,6 +128,10 @@ class ModelRunner:
         is_short_logit = torch.tensor(owner, dtype=torch.bool)
         logits[is_short_logit], logits[~is_short_logit] = results
         return logits
+
+    def sample(self, logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[Sampled]:
+        """Draw one token per row; see `headrace_worker.sampling.sample`."""
+        return sample(logits, specs)
 
     def copy_block(self, src: int, dst: int) -> None:
         """Copy one block's KV over all layers (copy-on-write)."""
