@@ -9,6 +9,8 @@ The queue is ordered by `arrival + wanted time to first token - class * ageing_s
 first, and a class is worth that many seconds of waiting. So nothing starves, and the order never
 changes while things wait. A request that does not fit may be passed by smaller ones, but only by a
 few and not for long. While streams run, chunks of prompts are as small as these need (see pace).
+
+Long because admission, growth, preemption and forks share the same books.
 """
 
 from __future__ import annotations
