@@ -18,6 +18,11 @@ ENCODED = {
     "base64 over lines": _LINES,
     "base64 for addresses": base64.urlsafe_b64encode(f"\u00ff {_SECRET}".encode()).decode(),
     "base64 twice": base64.b64encode(base64.b64encode(_SECRET.encode())).decode(),
+    "base64 below a word": "following\n"
+    + base64.b64encode(_SECRET.encode()).decode()
+    + "\nthoroughly",
+    "base64 behind a letter": "x" + base64.b64encode(_SECRET.encode()).decode(),
+    "hex behind a digit": "7" + _SECRET.encode().hex(),
     "hex": _SECRET.encode().hex(),
     "spaced hex": _SECRET.encode().hex(" "),
     "escaped hex": "".join(f"\\x{byte:02x}" for byte in _SECRET.encode()),
@@ -33,7 +38,8 @@ def test_an_encoded_word_is_blocked_and_nothing_of_it_gets_out(name: str) -> Non
     for pieces in ([text], list(text), [text[i : i + 5] for i in range(0, len(text), 5)]):
         result = run(BLOCKING, pieces)
         assert result.is_over
-        assert "Here it is: ".startswith(result.released)
+        assert ENCODED[name].removeprefix("following\n")[:4] not in result.released
+        assert "Here it is: following\n".startswith(result.released)
         assert any("@" in one.detector and one.action is Action.BLOCK for one in result.findings)
 
 

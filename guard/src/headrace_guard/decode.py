@@ -12,6 +12,7 @@ import codecs
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 import re2
@@ -34,6 +35,13 @@ _ENGLISH_WORDS = re2.compile(rb"(?i)\b(?:the|and|your?|this|that|with|for|are|no
 # Share of printable characters from which bytes are taken for text.
 _MIN_READABLE_RATIO = 0.9
 _MIN_LETTER_RATIO = 0.5
+_BASE64_PHASES = 4
+_LINE = re.compile(rb"[^\r\n]+")
+# How much of the lines before is looked at to see whether a line belongs to them.
+_JOINED_CHARS = 256
+# No text has these.
+_CONTROL = re2.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_INNER_BYTES = bytes(range(0x80, 0xC0))
 # So many bytes in a row are not ASCII by chance.
 _SURE_BYTES = 12
 
@@ -94,11 +102,36 @@ def placed(match: Match, piece: Decoded) -> Match:
     )
 
 
+def may_say_text(run: bytes) -> bool:
+    """Whether a run of base64 that may go on can be that of a text, from any of four places on."""
+    digits = run.translate(_BASE64_DIGITS, b"\r\n=")
+    return any(_may_begin_text(digits[skipped:]) for skipped in range(_BASE64_PHASES))
+
+
+def carries_on(before: bytes, line: bytes) -> bool:
+    """Whether a line of base64 can be the rest of the text that the lines before it begin.
+
+    A word that ends the line above base64 is made of the same letters, and does not belong to it.
+    """
+    return not before.rstrip(b"\r\n").endswith(b"=") and may_say_text(
+        before[-_JOINED_CHARS:] + line
+    )
+
+
+def _may_begin_text(digits: bytes) -> bool:
+    try:
+        said = binascii.a2b_base64(digits[: len(digits) // 4 * 4])
+        # The first bytes may be the rest of a letter.
+        codecs.getincrementaldecoder("utf-8")().decode(said.lstrip(_INNER_BYTES))
+    except (binascii.Error, UnicodeDecodeError):
+        return False
+    return _CONTROL.search(said) is None
+
+
 def _found(text: str) -> Iterator[tuple[int, int, str, str]]:
     data = text.encode("ascii", "replace")
     for kind, pattern, decode in _KINDS:
-        for found in pattern.finditer(data):
-            start, end = found.span()
+        for start, end in _places(pattern.finditer(data), data):
             shown = decode(data[start:end])
             if shown is not None:
                 yield start, end, kind, shown
@@ -107,6 +140,20 @@ def _found(text: str) -> Iterator[tuple[int, int, str, str]]:
             yield turned.start(), turned.end(), "bidi", turned.group(1)[::-1]
     if _looks_turned_by_13(data[:MAX_CHARS]):
         yield 0, len(text), "rot13", codecs.encode(text, "rot13")
+
+
+def _places(runs: Iterator[Any], data: bytes) -> Iterator[tuple[int, int]]:  # Any: no types
+    """Return where encoded texts stand; lines that do not belong together count alone."""
+    for run in runs:
+        start, end = run.span()
+        lines = [
+            (start + one.start(), start + one.end()) for one in _LINE.finditer(data[start:end])
+        ]
+        for begin, stop in lines[1:]:
+            if not carries_on(data[start:begin], data[begin:stop]):
+                yield start, begin
+                start = begin
+        yield start, end
 
 
 def _looks_turned_by_13(data: bytes) -> bool:
@@ -118,6 +165,15 @@ def _looks_turned_by_13(data: bytes) -> bool:
 
 def _from_base64(run: bytes) -> str | None:
     digits = run.translate(_BASE64_DIGITS, b"\r\n=")
+    for skipped in range(_BASE64_PHASES):
+        # A letter put before the run moves all that follows; then only what is surely text counts.
+        text = _from_digits(digits[skipped:])
+        if text is not None and (not skipped or (text.isascii() and len(text) >= _SURE_BYTES)):
+            return text
+    return None
+
+
+def _from_digits(digits: bytes) -> str | None:
     usable = digits[: len(digits) - (len(digits) % 4 == 1)]
     try:
         return _readable(binascii.a2b_base64(usable + b"=" * (-len(usable) % 4)))
@@ -127,7 +183,12 @@ def _from_base64(run: bytes) -> str | None:
 
 def _from_hex(run: bytes) -> str | None:
     digits = _HEX_MARK.sub(b"", run).decode("ascii")
-    return _readable(bytes.fromhex(digits[: len(digits) // 2 * 2]))
+    text = _readable(bytes.fromhex(digits[: len(digits) // 2 * 2]))
+    if text is not None:
+        return text
+    moved = digits[1:]
+    text = _readable(bytes.fromhex(moved[: len(moved) // 2 * 2]))
+    return text if text is not None and text.isascii() and len(text) >= _SURE_BYTES else None
 
 
 def _from_percent(run: bytes) -> str | None:

@@ -12,8 +12,6 @@ for here; blocklists undo it word by word.
 
 from __future__ import annotations
 
-import binascii
-import codecs
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,15 +19,12 @@ from dataclasses import dataclass, replace
 import re2
 
 from headrace_guard.classifiers.base import Classifier, Match
-from headrace_guard.decode import decoded
+from headrace_guard.decode import carries_on, decoded, may_say_text
 from headrace_guard.normalise import Mode, Window
 
 _RUN = re2.compile(rb"[A-Za-z0-9+/_-]+={0,2}")
 _MIN_RUN = 8
 _LINE_BREAKS = frozenset({b"\n", b"\r", b"\r\n", b"\n\n", b"\r\r", b"\n\r"})
-_TO_STANDARD = bytes.maketrans(b"-_", b"+/")
-# No text has these.
-_CONTROL = re2.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _HEX = re2.compile(rb"(?:0x|\\x)?[0-9A-Fa-f]{2}(?:[ :,]?(?:0x|\\x)?[0-9A-Fa-f]{2}){5,}")
 _OPEN_HEX = re2.compile(
     rb"(?:(?:0x|\\x)?[0-9A-Fa-f]{2}(?:[ :,]?(?:0x|\\x)?[0-9A-Fa-f]{2})*[ :,]?)?"
@@ -129,30 +124,16 @@ def _base64(data: bytes, left: str) -> Iterator[_Region]:
             # The rest of a run that is out.
             continue
         if region is not None:
-            is_next_line = data[region.end : start] in _LINE_BREAKS and not data[
-                : region.end
-            ].endswith(b"=")
+            is_next_line = data[region.end : start] in _LINE_BREAKS
             if is_next_line and (end - start >= _MIN_RUN or reaches_end):
                 longer = replace(region, end=end, is_open=reaches_end)
-                if _may_say_text(data[longer.start : end]):
+                if carries_on(data[region.start : region.end], data[start:end]):
                     region = longer
                     continue
             yield replace(region, is_open=False)
         alone = _Region(start, end, "base64", reaches_end)
         is_long = end - start >= _MIN_RUN or reaches_end
-        region = alone if is_long and _may_say_text(data[start:end]) else None
+        region = alone if is_long and may_say_text(data[start:end]) else None
     if region is not None:
         rest = data[region.end :]
         yield replace(region, is_open=not rest or rest in _LINE_BREAKS)
-
-
-def _may_say_text(run: bytes) -> bool:
-    """Whether a run of base64 that may go on can be that of a text."""
-    digits = run.translate(_TO_STANDARD, b"\r\n=")
-    whole = digits[: len(digits) // 4 * 4]
-    try:
-        said = binascii.a2b_base64(whole)
-        codecs.getincrementaldecoder("utf-8")().decode(said)
-    except (binascii.Error, UnicodeDecodeError):
-        return False
-    return _CONTROL.search(said) is None
