@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from headrace_guard.__main__ import main
+from headrace_guard.classifiers.text_model import Point
 from headrace_guard.policy import Direction, PolicyError, load_policies, parse_policies
 from headrace_guard.verdict import Action
 
@@ -29,10 +30,10 @@ MISTAKES = {
 }
 
 
-def test_the_packaged_file_is_valid_and_has_three_policies() -> None:
+def test_the_packaged_file_is_valid_and_has_four_policies() -> None:
     """The default is fail-closed and blocks only what an owner listed."""
     policies = load_policies(None)
-    assert set(policies) == {"default", "strict", "off"}
+    assert set(policies) == {"default", "public", "strict", "off"}
     default = policies["default"]
     assert not default.fails_open
     for direction in Direction:
@@ -43,6 +44,11 @@ def test_the_packaged_file_is_valid_and_has_three_policies() -> None:
     assert strict.action(Direction.INPUT, "pii.email") is Action.REDACT
     assert strict.action(Direction.OUTPUT, "pii.email") is Action.BLOCK
     assert strict.action(Direction.INPUT, "secret.jwt") is Action.BLOCK
+    public = policies["public"]
+    for hazard, action in (("S4", Action.BLOCK), ("S9", Action.BLOCK), ("S2", Action.FLAG)):
+        assert public.action(Direction.INPUT, f"harm.{hazard}") is action
+        assert default.action(Direction.INPUT, f"harm.{hazard}") is Action.FLAG
+    assert public.rules[Direction.INPUT]["harm.S9"].point is Point.LENIENT
     assert policies["off"].action(Direction.OUTPUT, "blocklist") is Action.OFF
 
 

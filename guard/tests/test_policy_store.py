@@ -36,7 +36,7 @@ def book_over(folder: Path | None, file: Path | None = None) -> tuple[PolicyBook
     return PolicyBook(store, policies, planner, GuardMetrics(CollectorRegistry())), planner
 
 
-@pytest.mark.parametrize("name", ["default", "strict", "off"])
+@pytest.mark.parametrize("name", ["default", "public", "strict", "off"])
 def test_a_policy_comes_back_as_the_toml_it_was(name: str) -> None:
     """What is shown can be edited and put again."""
     policy = load_policies(None)[name]

@@ -116,7 +116,7 @@ def test_a_policy_is_put_used_shown_and_dropped(
     assert headrace("guard", "put", "mine", str(file))[0] == 0
     assert services.judge("a heron").action == pb.ACTION_ALLOW
     listed = json.loads(headrace("guard", "policies", "--json")[1])["policies"]
-    assert {one["name"] for one in listed} == {"default", "strict", "off", "mine"}
+    assert {one["name"] for one in listed} == {"default", "public", "strict", "off", "mine"}
     assert [one["is_put"] for one in listed if one["name"] == "mine"] == [True]
     assert "mine" not in headrace("guard", "delete", "mine")[1]
     assert "strict" in headrace("guard", "reload")[1]
@@ -161,7 +161,7 @@ def test_a_key_cannot_name_a_policy_that_is_not_there(headrace: Headrace) -> Non
     words = ("keys", "create", "--tenant", "t", "--name", "n", "--guard-policy")
     code, _, told = headrace(*words, "stirct")
     assert code != 0
-    assert "no policy 'stirct'; it has default, off, strict" in told
+    assert "no policy 'stirct'; it has default, off, public, strict" in told
     assert headrace(*words, "strict")[0] == 0
 
 

@@ -58,7 +58,7 @@ class FakeGuard:
 
     blocklist: list[str] = field(default_factory=list)
     redacts: bool = False
-    policies: frozenset[str] = frozenset({"", "default", "strict", "off"})
+    policies: frozenset[str] = frozenset({"", "default", "public", "strict", "off"})
     switches: Switches = field(default_factory=Switches)
     # For tests to look at: every input request, every opened output, every gateway's report.
     inputs: list[pb.CheckInputRequest] = field(default_factory=list)
