@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -118,10 +117,11 @@ async def test_an_answer_comes_through_and_is_booked_as_counted_there(
     assert here.amount_nano_usd == 3 * here.usage.prompt_tokens + 5 * here.usage.output_tokens
     assert (here.ending, here.estimated) == (ENDING_COMPLETED, False)
     assert fleets.inner.api_key not in caplog.text
+    await check_calls(fleets)
 
 
-async def test_calls_of_functions_come_through(fleets: TwoFleets) -> None:
-    """As calls, streamed, with the arguments as one JSON text."""
+async def check_calls(fleets: TwoFleets) -> None:
+    """Calls of functions come through as such, streamed, with arguments as one JSON text."""
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
     fleets.inner.worker.script = saying(call)
     body = chat_body("hi", model=NAME, tools=[TOOL], tool_choice="required", stream=True)
@@ -152,8 +152,8 @@ async def test_a_conversation_returns_to_the_server_that_knows_its_beginning(
     assert story.json()["routing"]["predicted_hit_blocks"] > 5
 
 
-async def test_a_client_that_leaves_frees_the_engine(fleets: TwoFleets) -> None:
-    """The connection is closed; what was made is billed here and there."""
+async def test_leaving_and_failing_are_told_to_both_sides(fleets: TwoFleets) -> None:
+    """A client that leaves closes the connection, and what was made is billed; failures as ours."""
     fleets.inner.worker.switches.delay_per_token_s = 0.02
     fleets.inner.worker.script = saying("x" * 150)
     body = chat_body("hi", model=NAME, stream=True)
@@ -169,10 +169,12 @@ async def test_a_client_that_leaves_frees_the_engine(fleets: TwoFleets) -> None:
     assert here.ending == ENDING_CLIENT_GONE
     assert 0 < here.usage.output_tokens < 150
     assert here.usage.prompt_tokens > 0
+    fleets.inner.worker.switches.delay_per_token_s = 0.0
+    await check_failures(fleets)
 
 
-async def test_failures_over_there_are_told_as_our_own(fleets: TwoFleets) -> None:
-    """Wrong requests as such; a full engine as overloaded; a lost stream as not to be resumed."""
+async def check_failures(fleets: TwoFleets) -> None:
+    """Wrong requests as such; a full engine as unavailable; a lost stream as not to be resumed."""
     worker = fleets.inner.worker
     async with fleets.outer.http() as client:
 
@@ -196,5 +198,4 @@ async def test_failures_over_there_are_told_as_our_own(fleets: TwoFleets) -> Non
         assert text.endswith("data: [DONE]\n\n")
         worker.switches.die_after_tokens = None
         assert (await ask("hi"))[0] == 200
-        await asyncio.sleep(0)
     await fleets.outer.settled()

@@ -13,11 +13,12 @@ from headrace_common.lifecycle import Lifecycle, cancel_and_wait, supervise
 from headrace_common.metrics import ObservabilityServer, RpcMetrics
 from headrace_common.rpc_server import RpcServer
 from headrace_common.settings import split_address
-from headrace_contracts.types.v1.types_pb2 import ReplicaRef, TokenUsage
+from headrace_contracts.types.v1.types_pb2 import ReplicaRef
 from headrace_contracts.usage.v1.usage_pb2 import WorkerUsage
 from headrace_contracts.worker.v1 import worker_pb2 as pb
 from headrace_worker.metrics import WorkerMetrics
 from headrace_worker.settings import UpstreamSettings
+from headrace_worker.upstream.answer_reader import AnswerReader
 from headrace_worker.upstream.client import UpstreamClient, UpstreamLoad
 from headrace_worker.upstream.request_body import body_of
 from headrace_worker.upstream.servicer import DESCRIPTOR, UpstreamServicer, UpstreamState
@@ -125,15 +126,17 @@ class UpstreamApp:
             await self._server.set_ready(self.state.is_ready)
             await asyncio.sleep(self._settings.probe_interval_s)
 
-    def _ended(self, request_id: str, usage: TokenUsage, reason: pb.FinishReason.ValueType) -> None:
+    def _ended(self, reader: AnswerReader, reason: pb.FinishReason.ValueType) -> None:
+        usage = reader.usage
         self.metrics.requests.labels(_OUTCOMES.get(reason, "failed")).inc()
         self.metrics.output_tokens.inc(usage.output_tokens)
         self.metrics.prefix_query_tokens.inc(usage.prompt_tokens)
         self.metrics.prefix_hit_tokens.inc(usage.cached_gpu_tokens)
-        if self._witness is not None:
+        # A guess is no witness: the ledger would take it for a count.
+        if self._witness is not None and not reader.is_estimate:
             self._witness.record(
                 WorkerUsage(
-                    request_id=request_id,
+                    request_id=reader.request.request_id,
                     replica=self.state.replica,
                     usage=usage,
                     finish_reason=reason,

@@ -19,7 +19,7 @@ from headrace_common.errors import (
 )
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.rpc import Call
-from headrace_contracts.types.v1.types_pb2 import HashRecipe, ReplicaRef, TokenUsage
+from headrace_contracts.types.v1.types_pb2 import HashRecipe, ReplicaRef
 from headrace_contracts.worker.v1 import worker_pb2 as pb
 from headrace_worker.upstream.answer_reader import AnswerReader
 from headrace_worker.upstream.client import UpstreamClient, UpstreamLoad, UpstreamModel
@@ -32,8 +32,8 @@ _DEFAULT_CONTEXT_TOKENS = 32_768
 _DEFAULT_INTERVAL_S = 0.25
 _SETTLE_S = 1.0
 
-# Told of each ended request: its id, counts and why it ended.
-OnEnded = Callable[[str, TokenUsage, pb.FinishReason.ValueType], None]
+# Told of each ended request: what was read of its answer, and why it ended.
+OnEnded = Callable[[AnswerReader, pb.FinishReason.ValueType], None]
 
 
 class UpstreamState:
@@ -198,7 +198,7 @@ class UpstreamServicer:
                 yield reader.last()
             finally:
                 if reader.has_started:
-                    self._on_ended(message.request_id, reader.usage, finish)
+                    self._on_ended(reader, finish)
 
     async def Embed(self, _message: pb.EmbedRequest, _call: Call) -> pb.EmbedResponse:  # noqa: N802 - contract name
         """Not offered."""
