@@ -112,8 +112,9 @@ async def test_the_next_model_steps_in_before_the_first_byte(fleet: GatewayFleet
             assert answer.headers["x-headrace-model"] == SPARE
             assert answer.headers["x-headrace-fallback"] == "2"
             story = (await client.get(f"/v1/requests/{answer.headers['x-request-id']}")).json()
-            failed = [one["model"] for one in story["route"]["failed"]]
-            assert failed == [MODEL, "nobody-serves-this"]
+            failed = {one["model"]: one["reason"] for one in story["route"]["failed"]}
+            assert list(failed) == [MODEL, "nobody-serves-this"]
+            assert failed["nobody-serves-this"] == "MODEL_NOT_FOUND"
     await fleet.settled()
     for closed in fleet.usage.closed_events():
         assert (closed.model, closed.ending) == (SPARE, ENDING_COMPLETED)

@@ -288,15 +288,16 @@ class RequestFlow:
         Raises:
             HeadraceError: none does; it is the first one's failure.
         """
-        choice = visit.choice
+        choice, why = visit.choice, error
         while choice is not None and choice.spares:
-            name = choice.next_model(error)
+            name = choice.next_model(why)
             self.metrics.fallbacks.labels(error.reason).inc()
             _log.info("%s falls back to %s: %s", visit.request_id, name, error)
             try:
                 await self._admit_again(visit, admitted, self.names.get(name))
             except HeadraceError as refusal:
                 _log.info("%s: %s does not take it: %s", visit.request_id, name, refusal)
+                why = refusal
             else:
                 return
         raise error

@@ -32,6 +32,13 @@ def test_the_workers_bench_is_one(capfd: pytest.CaptureFixture[str]) -> None:
     assert "no model at no-such-file.gguf" in capfd.readouterr().err
 
 
+def test_an_upstream_is_a_worker_by_its_engine(capfd: pytest.CaptureFixture[str]) -> None:
+    """`headrace worker --engine openai` and `headrace worker upstream` are one."""
+    options = ["--upstream-url", "http://user:secret@host/v1", "--upstream-model", "m"]
+    assert run(["worker", "--engine", "openai", *options]) == 2
+    assert "HEADRACE_UPSTREAM_URL" in capfd.readouterr().err
+
+
 def test_help_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     """Like every command."""
     text = build_parser().format_help()

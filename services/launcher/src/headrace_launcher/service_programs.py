@@ -19,12 +19,15 @@ PROGRAMS = {
     ),
     ("worker", "bench"): ("headrace_worker.bench", "measure the engine on this machine"),
 }
+# The same by what the engine is.
+_SPELLINGS = {("worker", "--engine", "openai"): "headrace_worker.upstream"}
 _INTERRUPTED = 130
 
 
 def program_of(arguments: Sequence[str]) -> tuple[str, list[str]] | None:
     """Return module and options if *arguments* name such a program."""
-    for words, (module, _) in PROGRAMS.items():
+    known = {words: module for words, (module, _) in PROGRAMS.items()} | _SPELLINGS
+    for words, module in known.items():
         if tuple(arguments[: len(words)]) == words:
             return module, list(arguments[len(words) :])
     return None
