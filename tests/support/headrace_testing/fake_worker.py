@@ -459,8 +459,7 @@ class FakeWorkerServer:
 
     async def kill(self) -> None:
         """Cut all connections at once, as a SIGKILL would."""
-        # RpcServer.stop would let streams go on for a moment.
-        await self._server._server.stop(None)
+        self._server.cut()
         await self._server.stop(0)
 
     async def __aenter__(self) -> FakeWorkerServer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, cast
 
@@ -15,9 +16,11 @@ from grpc_status import rpc_status
 from headrace_common.errors import HeadraceError
 from headrace_common.metrics import RpcMetrics
 from headrace_common.rpc import CHANNEL_OPTIONS, BoundMethod, Call, bind, serving
+from headrace_common.rpc_front import RpcFront, inner_address
 from headrace_common.rpc_status import to_status
 from headrace_common.session import session_descriptor
 from headrace_common.session_server import SessionServicer
+from headrace_common.settings import split_address
 
 
 def _generic_handler(
@@ -85,6 +88,7 @@ class RpcServer:
         reflection.enable_server_reflection(
             [*self._names, session_descriptor().full_name, reflection.SERVICE_NAME], self._server
         )
+        self._front: RpcFront | None = None
         self.address = address
         self.port = 0
 
@@ -94,11 +98,15 @@ class RpcServer:
         Raises:
             OSError: the address cannot be bound.
         """
-        try:
-            self.port = self._server.add_insecure_port(self.address)
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {self.address}: in use or not ours") from error
+        inner = inner_address(f"headrace-{secrets.token_hex(8)}")
+        inner_port = self._server.add_insecure_port(inner)
         await self._server.start()
+        self._front = RpcFront(self._sessions.connect, inner, inner_port)
+        try:
+            self.port = await self._front.listen(*split_address(self.address))
+        except OSError as error:
+            await self._server.stop(None)
+            raise OSError(f"cannot listen on {self.address}: in use or not ours") from error
         await self.set_ready(False)
 
     @property
@@ -120,4 +128,10 @@ class RpcServer:
         """Refuse new calls, let running ones end for *grace_s* seconds, then cut them."""
         await self.set_ready(False)
         await self._sessions.drain(grace_s)
+        self.cut()
         await self._server.stop(1.0)
+
+    def cut(self) -> None:
+        """Stop listening and end all connections, as a crash would."""
+        if self._front is not None:
+            self._front.close()

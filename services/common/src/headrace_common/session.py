@@ -1,17 +1,18 @@
-"""Many calls on one stream: the hot path's way to talk.
+"""Many calls on one connection: the hot path's way to talk.
 
-A unary Python gRPC call costs some 200 microseconds of CPU whatever it carries; a message on an
-open stream 34. So a process keeps one `Session.Open` stream per peer and all its calls ride on
-it. Whatever is ready when the writer wakes goes into one frame: natural batching, no timer. A
-call keeps the meaning it has in plain gRPC: deadline, cancel, status, back-pressure (credits, in
-messages).
+A unary Python gRPC call costs some 200 microseconds of CPU whatever it carries, a message on an
+open gRPC stream 150, a frame here 15. So a process keeps one connection per peer and all its calls
+ride on it (`frame_socket`; the same frames go over the gRPC method `Session.Open` for peers that
+have nothing else). What is put in one turn of the loop goes into one frame: natural batching, no
+timer. A call keeps the meaning it has in plain gRPC: deadline, cancel, status, back-pressure
+(credits, in messages).
 
 A call, seen from either side::
 
     OPEN -> MESSAGE* -> HALF_CLOSE        client to server, CANCEL at any time
             MESSAGE* -> END(status)       server to client
 
-A broken stream ends all its calls with `ReplicaLost`; the next call opens a new stream.
+A broken connection ends all its calls with `ReplicaLost`; the next call makes a new one.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import asyncio
 import contextlib
 import itertools
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Generic, cast
+from typing import Generic, Protocol, cast
 
-import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 from google.rpc import status_pb2
@@ -33,9 +34,10 @@ from headrace_common.errors import (
     HeadraceError,
     ReplicaLost,
 )
-from headrace_common.lifecycle import cancel_and_wait
-from headrace_common.rpc import MethodRef, Req, Res, open_channel
+from headrace_common.frame_socket import PREFACE, FrameSocket
+from headrace_common.rpc import MethodRef, Req, Res
 from headrace_common.rpc_status import from_status
+from headrace_common.settings import split_address
 from headrace_common.telemetry import current_traceparent
 from headrace_contracts.session.v1 import session_pb2
 from headrace_contracts.session.v1.session_pb2 import Frame, Item
@@ -43,8 +45,6 @@ from headrace_contracts.session.v1.session_pb2 import Frame, Item
 OPEN_PATH = "/headrace.session.v1.Session/Open"
 # Messages a server may send before the reader has taken any.
 WINDOW = 64
-# Items in one frame, so that a burst does not make a huge message.
-MAX_FRAME_ITEMS = 256
 _CONNECT_TIMEOUT_S = 2.0
 # After a try that ran into the timeout, calls fail at once for so long.
 _UNREACHABLE_S = 0.5
@@ -55,25 +55,12 @@ def session_descriptor() -> ServiceDescriptor:
     return session_pb2.DESCRIPTOR.services_by_name["Session"]
 
 
-class FrameQueue:
-    """Items that wait for the writer of one stream, on either side."""
-
-    def __init__(self) -> None:
-        self._items: list[Item] = []
-        self._filled = asyncio.Event()
+class ItemSink(Protocol):
+    """Where the items of one session go, on either side."""
 
     def put(self, item: Item) -> None:
         """Add an item to the next frame."""
-        self._items.append(item)
-        self._filled.set()
-
-    async def frame(self) -> Frame:
-        """Wait for items and take all that are ready."""
-        await self._filled.wait()
-        items, self._items = self._items[:MAX_FRAME_ITEMS], self._items[MAX_FRAME_ITEMS:]
-        if not self._items:
-            self._filled.clear()
-        return Frame(items=items)
+        ...
 
 
 class SessionCall(Generic[Req, Res]):
@@ -90,10 +77,16 @@ class SessionCall(Generic[Req, Res]):
         timeout_s: float | None,
     ) -> None:
         self._session, self._id, self._method = session, call_id, method
-        self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        self._received: asyncio.Queue[Item | HeadraceError] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._received: deque[Item | HeadraceError] = deque()
+        # Whoever waits in `receive`.
+        self._waiter: asyncio.Future[None] | None = None
         self._unacknowledged = 0
         self._ended = False
+        # Monotonic time at which the first answer came; None = none yet.
+        self.first_answer_s: float | None = None
+        # One timer for the call's life costs less than one for each message.
+        self._timer = None if timeout_s is None else self._loop.call_later(timeout_s, self._run_out)
 
     async def __aenter__(self) -> SessionCall[Req, Res]:
         return self
@@ -120,8 +113,7 @@ class SessionCall(Generic[Req, Res]):
         """End the call now. Nothing happens if it has ended."""
         if self._ended:
             return
-        self._ended = True
-        self._session.forget(self._id)
+        self._end()
         with contextlib.suppress(ReplicaLost):
             self._session.put(Item(call_id=self._id, kind=Item.KIND_CANCEL))
 
@@ -141,15 +133,20 @@ class SessionCall(Generic[Req, Res]):
         Raises:
             HeadraceError: the server's error, `ReplicaLost` or `Deadline`.
         """
-        if self._ended and self._received.empty():
-            return None
-        item = await self._next_item()
+        while not self._received:
+            if self._ended:
+                return None
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        item = self._received.popleft()
         if isinstance(item, HeadraceError):
-            self._ended = True
+            self._end()
             raise item
         if item.kind == Item.KIND_END:
-            self._ended = True
-            self._session.forget(self._id)
+            self._end()
             if item.status:
                 raise from_status(status_pb2.Status.FromString(item.status))
             return None
@@ -162,17 +159,22 @@ class SessionCall(Generic[Req, Res]):
 
     def deliver(self, item: Item | HeadraceError) -> None:
         """Hand over what the stream's reader got."""
-        self._received.put_nowait(item)
+        if self.first_answer_s is None:
+            self.first_answer_s = time.monotonic()
+        self._received.append(item)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
-    async def _next_item(self) -> Item | HeadraceError:
-        if not self._received.empty() or self._deadline_s is None:
-            return await self._received.get()
-        try:
-            async with asyncio.timeout(self._deadline_s - time.monotonic()):
-                return await self._received.get()
-        except TimeoutError:
-            self.cancel()
-            return Deadline("The peer took too long.")
+    def _run_out(self) -> None:
+        self.cancel()
+        self.deliver(Deadline("The peer took too long."))
+
+    def _end(self) -> None:
+        self._ended = True
+        self._session.forget(self._id)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _give_credit(self) -> None:
         self._unacknowledged += 1
@@ -187,22 +189,35 @@ class SessionCall(Generic[Req, Res]):
 class _ClientStream:
     """One life of a client's stream."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        stub: grpc.aio.StreamStreamMultiCallable[Frame, Frame] = channel.stream_stream(
-            OPEN_PATH,
-            request_serializer=lambda message: message.SerializeToString(),
-            response_deserializer=Frame.FromString,
-        )
-        self._outbox = FrameQueue()
+    def __init__(self) -> None:
         self._calls: dict[int, SessionCall[Message, Message]] = {}
-        self._stream = stub()
-        self.is_open = True
-        self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
+        self._socket = FrameSocket(self._take, self._fail, PREFACE)
+
+    @property
+    def is_open(self) -> bool:
+        return self._socket.is_open
+
+    async def connect(self, host: str, port: int) -> None:
+        """Connect, and wait until the peer has said something.
+
+        Raises:
+            OSError: it cannot be reached.
+            ReplicaLost: it left again.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.create_connection(lambda: self._socket, host.strip("[]"), port)
+            await asyncio.wait({self._socket.greeted})
+            if self._socket.greeted.cancelled():
+                raise ReplicaLost("The peer speaks no sessions.")
+        except BaseException:
+            self._socket.abort()
+            raise
 
     def put(self, item: Item) -> None:
-        if not self.is_open:
+        if not self._socket.is_open:
             raise ReplicaLost("The connection to the peer is gone.")
-        self._outbox.put(item)
+        self._socket.put(item)
 
     def register(self, call_id: int, call: SessionCall[Message, Message]) -> None:
         self._calls[call_id] = call
@@ -210,31 +225,17 @@ class _ClientStream:
     def forget(self, call_id: int) -> None:
         self._calls.pop(call_id, None)
 
-    async def close(self) -> None:
-        self._fail()
-        self._stream.cancel()
-        await cancel_and_wait(*self._tasks)
-
-    async def _write(self) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            while True:
-                await self._stream.write(await self._outbox.frame())
+    def close(self) -> None:
+        self._socket.close()
         self._fail()
 
-    async def _read(self) -> None:
-        try:
-            async for frame in self._stream:
-                for item in frame.items:
-                    call = self._calls.get(item.call_id)
-                    if call is not None:
-                        call.deliver(item)
-        except grpc.aio.AioRpcError:
-            pass
-        finally:
-            self._fail()
+    def _take(self, frame: Frame) -> None:
+        for item in frame.items:
+            call = self._calls.get(item.call_id)
+            if call is not None:
+                call.deliver(item)
 
     def _fail(self) -> None:
-        self.is_open = False
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.deliver(ReplicaLost("The connection to the peer broke."))
@@ -249,7 +250,6 @@ class SessionClient:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._channel = open_channel(address)
         self._stream: _ClientStream | None = None
         self._ids = itertools.count(1)
         self._connecting = asyncio.Lock()
@@ -309,36 +309,23 @@ class SessionClient:
     async def close(self) -> None:
         """End all calls and the connection."""
         if self._stream is not None:
-            await self._stream.close()
-        await self._channel.close()
+            self._stream.close()
 
     async def _connect(self) -> _ClientStream:
         async with self._connecting:
             if self._stream is not None and self._stream.is_open:
                 return self._stream
-            if self._stream is not None:
-                await self._stream.close()
             # Whoever waited for the lock behind a failed try need not try again at once.
             if time.monotonic() < self._unreachable_until_s:
                 raise ReplicaLost(f"The peer at {self.address} cannot be reached.")
+            stream = _ClientStream()
             try:
                 async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                    await self._reach()
+                    await stream.connect(*split_address(self.address))
             except TimeoutError as error:
                 self._unreachable_until_s = time.monotonic() + _UNREACHABLE_S
                 raise ReplicaLost(f"The peer at {self.address} does not answer.") from error
-            self._stream = _ClientStream(self._channel)
-            return self._stream
-
-    async def _reach(self) -> None:
-        """Wait until the channel is connected; a refused connection is told at once."""
-        while True:
-            state = self._channel.get_state(try_to_connect=True)
-            if state is grpc.ChannelConnectivity.READY:
-                return
-            if state in (
-                grpc.ChannelConnectivity.TRANSIENT_FAILURE,
-                grpc.ChannelConnectivity.SHUTDOWN,
-            ):
-                raise ReplicaLost(f"The peer at {self.address} cannot be reached.")
-            await self._channel.wait_for_state_change(state)
+            except OSError as error:
+                raise ReplicaLost(f"The peer at {self.address} cannot be reached.") from error
+            self._stream = stream
+            return stream

@@ -16,21 +16,43 @@ from headrace_common.errors import (
     ReplicaDraining,
     Unimplemented,
 )
+from headrace_common.frame_socket import MAX_FRAME_ITEMS, FrameSocket
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.metrics import RpcMetrics
 from headrace_common.rpc import BoundMethod, Call, serving
 from headrace_common.rpc_status import to_status
-from headrace_common.session import FrameQueue
+from headrace_common.session import ItemSink
 from headrace_contracts.session.v1.session_pb2 import Frame, Item
 
 # Messages of one call that a server keeps for a handler that does not read.
 MAX_UNREAD = 1024
 
 
+class _FrameQueue:
+    """Items that wait for the writer of a gRPC stream."""
+
+    def __init__(self) -> None:
+        self._items: list[Item] = []
+        self._filled = asyncio.Event()
+
+    def put(self, item: Item) -> None:
+        """Add an item to the next frame."""
+        self._items.append(item)
+        self._filled.set()
+
+    async def frame(self) -> Frame:
+        """Wait for items and take all that are ready."""
+        await self._filled.wait()
+        items, self._items = self._items[:MAX_FRAME_ITEMS], self._items[MAX_FRAME_ITEMS:]
+        if not self._items:
+            self._filled.clear()
+        return Frame(items=items)
+
+
 class _ServerCall:
     """One running call on a server's stream."""
 
-    def __init__(self, method: BoundMethod, opened: Item, outbox: FrameQueue) -> None:
+    def __init__(self, method: BoundMethod, opened: Item, outbox: ItemSink) -> None:
         self._method, self._opened, self._outbox = method, opened, outbox
         self._requests: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._credit = opened.credit
@@ -103,9 +125,25 @@ class SessionServicer:
         """Calls being served over all streams."""
         return len(self._running)
 
+    def connect(self) -> FrameSocket:
+        """Return the server's end for one more peer; when it leaves, its calls are cancelled."""
+        calls: dict[int, _ServerCall] = {}
+
+        def take(frame: Frame) -> None:
+            for item in frame.items:
+                self._handle(item, calls, connection)
+
+        def leave() -> None:
+            for call in calls.values():
+                if call.task is not None:
+                    call.task.cancel()
+
+        connection = FrameSocket(take, leave)
+        return connection
+
     async def Open(self, frames: AsyncIterator[Frame], _call: Call) -> AsyncIterator[Frame]:  # noqa: N802 - contract name
-        """Serve one peer until it leaves; then cancel what it left."""
-        outbox = FrameQueue()
+        """Serve one peer over gRPC until it leaves; then cancel what it left."""
+        outbox = _FrameQueue()
         calls: dict[int, _ServerCall] = {}
         reader = asyncio.create_task(self._read(frames, calls, outbox))
         try:
@@ -129,13 +167,13 @@ class SessionServicer:
         await asyncio.sleep(0.01)
 
     async def _read(
-        self, frames: AsyncIterator[Frame], calls: dict[int, _ServerCall], outbox: FrameQueue
+        self, frames: AsyncIterator[Frame], calls: dict[int, _ServerCall], outbox: ItemSink
     ) -> None:
         async for frame in frames:
             for item in frame.items:
                 self._handle(item, calls, outbox)
 
-    def _handle(self, item: Item, calls: dict[int, _ServerCall], outbox: FrameQueue) -> None:
+    def _handle(self, item: Item, calls: dict[int, _ServerCall], outbox: ItemSink) -> None:
         if item.kind == Item.KIND_OPEN:
             self._open(item, calls, outbox)
             return
@@ -152,7 +190,7 @@ class SessionServicer:
                 call.task.cancel()
             self._end(item.call_id, QueueFull("Messages came faster than they were read."), outbox)
 
-    def _open(self, item: Item, calls: dict[int, _ServerCall], outbox: FrameQueue) -> None:
+    def _open(self, item: Item, calls: dict[int, _ServerCall], outbox: ItemSink) -> None:
         method = self._methods.get(item.method)
         if self._is_draining:
             self._end(item.call_id, ReplicaDraining("This server is shutting down."), outbox)
@@ -166,7 +204,7 @@ class SessionServicer:
             call.task.add_done_callback(lambda _: calls.pop(item.call_id, None))
 
     @staticmethod
-    def _end(call_id: int, error: HeadraceError, outbox: FrameQueue) -> None:
+    def _end(call_id: int, error: HeadraceError, outbox: ItemSink) -> None:
         status = to_status(error).SerializeToString()
         outbox.put(Item(call_id=call_id, kind=Item.KIND_END, status=status))
 

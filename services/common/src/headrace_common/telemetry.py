@@ -10,7 +10,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,7 +25,8 @@ from pydantic import Field
 from headrace_common.settings import ServiceSettings, config
 
 _MAX_FILE_BYTES = 64 * 2**20
-_TRACER = "headrace"
+# A proxy until `Telemetry` sets the provider.
+_TRACER = trace.get_tracer("headrace")
 
 Attributes = Mapping[str, str | int | float | bool]
 
@@ -127,35 +128,49 @@ class Telemetry:
         )
 
 
-@contextmanager
 def span(
     name: str,
     *,
     traceparent: str | None = None,
     kind: SpanKind = SpanKind.INTERNAL,
     attributes: Attributes | None = None,
-) -> Iterator[Span]:
+) -> AbstractContextManager[Span]:
     """Run a block inside a span, the current one's child or *traceparent*'s.
 
-    An exception ends the span as failed and goes on up.
+    An exception ends the span as failed and goes on up. Inside a trace that is not recorded no
+    span is made: the block runs under the one there is, which costs a fiftieth.
     """
+    if traceparent is None:
+        current = trace.get_current_span()
+        context = current.get_span_context()
+        if context.is_valid and not context.trace_flags.sampled:
+            return nullcontext(current)
+    return _recorded(name, traceparent, kind, attributes)
+
+
+@contextmanager
+def _recorded(
+    name: str, traceparent: str | None, kind: SpanKind, attributes: Attributes | None
+) -> Iterator[Span]:
     parent = propagate.extract({"traceparent": traceparent}) if traceparent else None
-    tracer = trace.get_tracer(_TRACER)
-    with tracer.start_as_current_span(name, context=parent, kind=kind, attributes=attributes) as it:
+    with _TRACER.start_as_current_span(
+        name, context=parent, kind=kind, attributes=attributes
+    ) as it:
         yield it
 
 
 def start_span(name: str, traceparent: str, *, kind: SpanKind = SpanKind.SERVER) -> Span:
     """Start *traceparent*'s child, for work that is not a block of code; the caller ends it."""
     parent = propagate.extract({"traceparent": traceparent})
-    return trace.get_tracer(_TRACER).start_span(name, context=parent, kind=kind)
+    return _TRACER.start_span(name, context=parent, kind=kind)
 
 
 def current_traceparent() -> str:
     """Return the W3C trace context of the current span; empty if there is none."""
-    carrier: dict[str, str] = {}
-    propagate.inject(carrier)
-    return carrier.get("traceparent", "")
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return ""
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
 def sampled_traceparent() -> str:

@@ -1,0 +1,164 @@
+"""Session frames over plain TCP: what is put in one turn of the loop goes out as one frame.
+
+A frame costs some 150 us of CPU at each end of Python's gRPC, whatever it carries, and a tenth of
+that here. On the wire, both ways: length (u32 LE), `Frame`; before that, the client's `PREFACE`,
+by which a server tells a session from gRPC on the same port (see `rpc_front`). Empty frames are
+beats: a peer that is silent for five seconds is lost, so that a frozen one is noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from typing import cast
+
+from google.protobuf.message import DecodeError
+
+from headrace_contracts.session.v1.session_pb2 import Frame, Item
+
+PREFACE = b"HEADRACE-SESSION/1\r\n"
+MAX_FRAME_BYTES = 64 * 2**20
+# Items in one frame, so that a burst does not make a huge message.
+MAX_FRAME_ITEMS = 256
+BEAT_S = 1.0
+SILENCE_S = 5.0
+_LENGTH = struct.Struct("<I")
+_BEAT = _LENGTH.pack(0)
+
+
+class FrameSocket(asyncio.Protocol):
+    """One end of a session's connection. Belongs to one event loop.
+
+    Args:
+        on_frame: called with each frame that has items.
+        on_lost: called once, when the connection is over.
+        preface: sent first; a client's.
+    """
+
+    def __init__(
+        self,
+        on_frame: Callable[[Frame], None],
+        on_lost: Callable[[], None],
+        preface: bytes = b"",
+    ) -> None:
+        self._on_frame, self._on_lost, self._preface = on_frame, on_lost, preface
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._beater: asyncio.TimerHandle | None = None
+        self._heard_s = 0.0
+        self._received = bytearray()
+        self._items: list[Item] = []
+        self._is_flushing = self._is_paused = False
+        # Set by the first bytes of the peer.
+        self.greeted: asyncio.Future[None] = self._loop.create_future()
+        self.is_open = False
+
+    def put(self, item: Item) -> None:
+        """Add an item to the next frame. Nothing happens once the connection is over."""
+        self._items.append(item)
+        if not self._is_flushing and not self._is_paused:
+            self._is_flushing = True
+            self._loop.call_soon(self._flush)
+
+    def close(self) -> None:
+        """Send what was put, then end the connection."""
+        if self._transport is not None and self.is_open:
+            self._flush()
+            self._transport.close()
+
+    def abort(self) -> None:
+        """End the connection now."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet the peer."""
+        self._transport = cast("asyncio.Transport", transport)
+        self.is_open = True
+        self._heard_s = self._loop.time()
+        self._transport.write(self._preface + _BEAT)
+        self._beater = self._loop.call_later(BEAT_S, self._beat)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; hand over the frames that are whole."""
+        self._heard_s = self._loop.time()
+        if not self.greeted.done():
+            self.greeted.set_result(None)
+        if self._received:
+            self._received += data
+            data = bytes(self._received) if self._has_whole_frame() else b""
+        used = self._take_frames(data) if data else 0
+        if self._received:
+            del self._received[:used]
+        elif used < len(data):
+            self._received += data[used:]
+
+    def pause_writing(self) -> None:
+        """The peer reads slowly: items gather."""
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        """Send what has gathered."""
+        self._is_paused = False
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the owner."""
+        self.is_open = False
+        if self._beater is not None:
+            self._beater.cancel()
+        self.greeted.cancel()
+        self._on_lost()
+
+    def _has_whole_frame(self) -> bool:
+        if len(self._received) < _LENGTH.size:
+            return False
+        size: int = _LENGTH.unpack_from(self._received)[0]
+        return len(self._received) >= _LENGTH.size + size or size > MAX_FRAME_BYTES
+
+    def _take_frames(self, data: bytes) -> int:
+        """Handle every whole frame; return how many bytes they were."""
+        start, end = 0, len(data)
+        while end - start >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(data, start)
+            if size > MAX_FRAME_BYTES:
+                self.abort()
+                return end
+            stop = start + _LENGTH.size + size
+            if stop > end:
+                break
+            if size and not self._take(data[start + _LENGTH.size : stop]):
+                return end
+            start = stop
+        return start
+
+    def _take(self, encoded: bytes) -> bool:
+        try:
+            frame = Frame.FromString(encoded)
+        except DecodeError:
+            self.abort()
+            return False
+        self._on_frame(frame)
+        return True
+
+    def _flush(self) -> None:
+        self._is_flushing = False
+        if self._transport is None or not self.is_open or self._is_paused or not self._items:
+            return
+        items, self._items = self._items, []
+        pieces: list[bytes] = []
+        for start in range(0, len(items), MAX_FRAME_ITEMS):
+            encoded = Frame(items=items[start : start + MAX_FRAME_ITEMS]).SerializeToString()
+            pieces += (_LENGTH.pack(len(encoded)), encoded)
+        self._transport.write(b"".join(pieces))
+
+    def _beat(self) -> None:
+        if self._loop.time() - self._heard_s > SILENCE_S:
+            self.abort()
+            return
+        if self._transport is not None and not self._is_paused:
+            self._transport.write(_BEAT)
+        self._beater = self._loop.call_later(BEAT_S, self._beat)
