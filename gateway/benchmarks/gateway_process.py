@@ -26,6 +26,20 @@ from headrace_gateway.settings import GatewaySettings
 PARTS = ("guard", "admission", "outbox")
 
 
+class _Answered:
+    """A call whose answer is there."""
+
+    def __init__(self, answer: guard_pb2.CheckInputResponse) -> None:
+        self._answer, self.first_answer_s = answer, None
+
+    async def receive(self) -> guard_pb2.CheckInputResponse:
+        """Return it."""
+        return self._answer
+
+    def cancel(self) -> None:
+        """Nothing to end."""
+
+
 class NoGuard:
     """Lets everything pass; its keys are fail-open."""
 
@@ -33,9 +47,9 @@ class NoGuard:
         verdict = guard_pb2.Verdict(action=guard_pb2.ACTION_ALLOW)
         self._clean = guard_pb2.CheckInputResponse(verdict=verdict)
 
-    async def check_input(self, _request: object) -> guard_pb2.CheckInputResponse:
+    async def start_input_check(self, _request: object) -> _Answered:
         """Allow."""
-        return self._clean
+        return _Answered(self._clean)
 
     async def open_output(self, _opened: object) -> object:
         """Say that there is none: text goes out unguarded."""

@@ -16,15 +16,13 @@ import asyncio
 import hashlib
 import json
 import sys
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import Callable
 
-import grpc
 import uvloop
 
 from headrace_common.blocks import ALGORITHM, BLOCK_SIZE_TOKENS, self_test
-from headrace_common.rpc import CHANNEL_OPTIONS
-from headrace_common.session import OPEN_PATH
+from headrace_common.frame_socket import FrameSocket
+from headrace_common.rpc_front import RpcFront
 from headrace_contracts.guard.v1 import guard_pb2
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2
 from headrace_contracts.router.v1 import router_pb2
@@ -141,16 +139,7 @@ class Stream:
         self._fleet = fleet
         self._methods: dict[int, str] = {}
         self._released: dict[int, int] = {}
-        self._items: list[Item] = []
-        self._filled = asyncio.Event()
-
-    async def frames(self) -> AsyncIterator[Frame]:
-        """Yield what is ready."""
-        while True:
-            await self._filled.wait()
-            self._filled.clear()
-            items, self._items = self._items, []
-            yield Frame(items=items)
+        self.socket = FrameSocket(self._take_all, self.close)
 
     def message(self, call_id: int, payload: bytes) -> None:
         """Send one message of a call."""
@@ -161,8 +150,11 @@ class Stream:
         self._methods.pop(call_id, None)
         self._put(Item(call_id=call_id, kind=Item.KIND_END))
 
-    def take(self, item: Item) -> None:
-        """Handle one item of the gateway's."""
+    def _take_all(self, frame: Frame) -> None:
+        for item in frame.items:
+            self._take(item)
+
+    def _take(self, item: Item) -> None:
         if item.kind == Item.KIND_OPEN:
             self._methods[item.call_id] = item.method.rpartition("/")[2]
             return
@@ -206,8 +198,7 @@ class Stream:
             self._fleet.worker.cancel(self, call_id)
 
     def _put(self, item: Item) -> None:
-        self._items.append(item)
-        self._filled.set()
+        self.socket.put(item)
 
 
 _CLEAN = guard_pb2.Verdict(
@@ -239,23 +230,6 @@ class Fleet:
             "ReportSent": _answering(b""),
             "Exchange": self._limit,
         }
-
-    async def open(self, frames: AsyncIterator[Frame], context: Any) -> None:  # Any: grpc's own
-        """Serve one gateway."""
-        stream = Stream(self)
-
-        async def write() -> None:
-            async for frame in stream.frames():
-                await context.write(frame)
-
-        writing = asyncio.create_task(write())
-        try:
-            async for frame in frames:
-                for item in frame.items:
-                    stream.take(item)
-        finally:
-            stream.close()
-            writing.cancel()
 
     def _pick(self, stream: Stream, call_id: int, payload: bytes) -> None:
         if router_pb2.PickMessage.FromString(payload).HasField("pick"):
@@ -340,18 +314,9 @@ async def _serve_stats(worker: Worker) -> int:
 
 async def _main(fail_open: bool) -> None:
     fleet = Fleet()
-    server = grpc.aio.server(options=[*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)])
-    service, _, method = OPEN_PATH[1:].partition("/")
-    handler = grpc.stream_stream_rpc_method_handler(
-        fleet.open,
-        request_deserializer=Frame.FromString,
-        response_serializer=lambda frame: frame.SerializeToString(),
-    )
-    server.add_generic_rpc_handlers(
-        [grpc.method_handlers_generic_handler(service, {method: handler})]
-    )
-    fleet.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
+    # No gRPC behind it: the gateway needs none.
+    front = RpcFront(lambda: Stream(fleet).socket, "unix-abstract:nobody", 0)
+    fleet.address = f"127.0.0.1:{await front.listen('127.0.0.1', 0)}"
     billing = FakeBilling(beat_s=1.0)
     api_key, _key = billing.create_key(guard_fail_open=fail_open)
     async with FakeBillingServer(billing) as books:

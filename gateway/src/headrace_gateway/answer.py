@@ -138,6 +138,8 @@ class Answer:
             for _ in range(job.generate.n)
         ]
         self._is_echo_only = is_echo_only
+        self._has_started = False
+        # Set when a worker has taken a job, or none could.
         self._started = asyncio.Event()
         self._may_go_on = asyncio.Event()
         self._may_go_on.set()
@@ -213,7 +215,8 @@ class Answer:
         await self._generator.run(job, deadline_s, self._take, self._gate)
 
     def _take(self, job: Job, event: pb.GenerateEvent) -> None:
-        if not self._started.is_set():
+        if not self._has_started:
+            self._has_started = True
             self._on_started(job)
             self._started.set()
         for delta in event.deltas:
@@ -226,12 +229,9 @@ class Answer:
             await self._may_go_on.wait()
 
     async def _wait_started(self, pump: asyncio.Task[None]) -> None:
-        started = asyncio.create_task(self._started.wait())
-        try:
-            await asyncio.wait({pump, started}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            started.cancel()
-        if not self._started.is_set():
+        pump.add_done_callback(lambda _: self._started.set())
+        await self._started.wait()
+        if not self._has_started:
             await pump
             raise Internal
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 from headrace_common.errors import ClientGone
 from headrace_gateway.error_body import (
@@ -21,8 +21,8 @@ Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# Key in scope["extensions"] under which our server offers to cut the connection.
-ABORT_EXTENSION = "headrace.abort"
+# Key in scope["extensions"] under which our server shows the `Connection`.
+CONNECTION_EXTENSION = "headrace.connection"
 _BODY_TIMEOUT_S = 30.0
 _JSON = (b"content-type", b"application/json")
 _EVENT_STREAM = (
@@ -30,6 +30,23 @@ _EVENT_STREAM = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+
+
+class Connection(Protocol):
+    """What our server tells of a connection beyond ASGI."""
+
+    # Called once, when the connection is lost.
+    watcher: Callable[[], None] | None
+    is_lost: bool
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the client reads slower than is written."""
+        ...
+
+    def cut(self) -> None:
+        """End it now, unsent bytes included."""
+        ...
 
 
 class HttpExchange:
@@ -43,6 +60,8 @@ class HttpExchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send, slow_reader_s: float) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self._slow_reader_s = slow_reader_s
+        self._connection: Connection = scope["extensions"][CONNECTION_EXTENSION]["is"]
+        self._on_gone: Callable[[], None] = _nothing
         # Sent with the status line, whatever the answer.
         self.headers: Headers = []
         self.has_begun = False
@@ -86,13 +105,18 @@ class HttpExchange:
         except TimeoutError:
             raise BodyTimeout("The request body came too slowly.") from None
 
-    async def wait_gone(self) -> None:
-        """Return once the client has left. Only after the body was read."""
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                self.client_is_gone = self.client_is_gone or not self.is_over
-                return
+    def on_gone(self, callback: Callable[[], None] | None) -> None:
+        """Call back when the client leaves before its answer is over; None = no more."""
+        connection = self._connection
+        if callback is None:
+            # A pipelined request may watch by now.
+            if connection.watcher == self._lost:
+                connection.watcher = None
+            return
+        self._on_gone = callback
+        connection.watcher = self._lost
+        if connection.is_lost:
+            asyncio.get_running_loop().call_soon(self._lost)
 
     async def send_json(self, status: int, body: bytes, extra: Headers | None = None) -> None:
         """Send a whole answer."""
@@ -120,9 +144,12 @@ class HttpExchange:
     def abort(self) -> None:
         """Cut the connection now, unsent bytes included."""
         self.client_is_gone = True
-        extension = self._scope.get("extensions", {}).get(ABORT_EXTENSION)
-        if extension is not None:
-            extension["cut"]()
+        self._connection.cut()
+
+    def _lost(self) -> None:
+        if not self.is_over and not self.client_is_gone:
+            self.client_is_gone = True
+            self._on_gone()
 
     async def _collect(self, max_bytes: int) -> bytes:
         pieces: list[bytes] = []
@@ -146,6 +173,10 @@ class HttpExchange:
         Raises:
             SlowReaderError: the client did not read for `slow_reader_s`.
         """
+        if not self._connection.is_paused:
+            # Waits for nobody, so it needs no timer.
+            await self._send(message)
+            return
         try:
             async with asyncio.timeout(self._slow_reader_s):
                 await self._send(message)
@@ -161,6 +192,10 @@ class SlowReaderError(ClientGone):
 
     def __init__(self) -> None:
         super().__init__("The client did not read its answer.")
+
+
+def _nothing() -> None:
+    """Nobody watches."""
 
 
 def _too_large(max_bytes: int) -> BodyTooLarge:

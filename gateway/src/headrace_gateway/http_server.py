@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace_common.settings import split_address
-from headrace_gateway.http_exchange import ABORT_EXTENSION, AsgiApp
+from headrace_gateway.http_exchange import CONNECTION_EXTENSION, AsgiApp
 
 # Above the usual 60 s of load balancers, so that they close idle connections and not we.
 _KEEP_ALIVE_S = 75
@@ -33,7 +33,7 @@ _SEND_BUFFER_BYTES = 256 * 1024
 
 
 class _Protocol(HttpToolsProtocol):
-    """Bounds a request's head in time and size; offers to cut the connection at once.
+    """Bounds a request's head in time and size; shows itself to the app as its `Connection`.
 
     uvicorn bounds neither with httptools. At an offer to change protocols (`Upgrade: h2c`, made by
     Java's client with its first request) the parser ends the request behind its head; here the
@@ -47,6 +47,16 @@ class _Protocol(HttpToolsProtocol):
     # The head that the parser reads next was read before.
     _skips_head = False
 
+    watcher: Callable[[], None] | None = None
+    is_lost = False
+
+    @property
+    def is_paused(self) -> bool:
+        return self.flow.write_paused
+
+    def cut(self) -> None:
+        self.transport.abort()
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._expect_head()
@@ -54,6 +64,9 @@ class _Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+        self.is_lost = True
+        if self.watcher is not None:
+            self.watcher()
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -74,7 +87,7 @@ class _Protocol(HttpToolsProtocol):
             return
         super().on_message_begin()
         self._is_in_head, self._head_bytes = True, 0
-        self.scope["extensions"] = {ABORT_EXTENSION: {"cut": self.transport.abort}}
+        self.scope["extensions"] = {CONNECTION_EXTENSION: {"is": self}}
 
     def on_url(self, url: bytes) -> None:
         if not self._skips_head:

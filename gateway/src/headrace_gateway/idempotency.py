@@ -73,13 +73,16 @@ class Idempotency:
         task = asyncio.create_task(self._work(owned, exchange_both, body, work))
         self._running.add(task)
         task.add_done_callback(self._forget)
-        watching = asyncio.create_task(exchange.wait_gone())
+        gone = asyncio.Event()
+        exchange.on_gone(gone.set)
+        watching = asyncio.create_task(gone.wait())
         try:
             await asyncio.wait({task, watching}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done() and exchange.client_is_gone:
                 raise ClientGone("The client left; its request goes on.")
             return await asyncio.shield(task)
         finally:
+            exchange.on_gone(None)
             await cancel_and_wait(watching)
 
     async def close(self, grace_s: float) -> None:
@@ -146,9 +149,8 @@ class _TeeExchange(CapturedExchange):
         self.headers = live.headers
         self.is_kept = False
 
-    async def wait_gone(self) -> None:
-        """Never: the request is finished whatever its client does."""
-        await asyncio.Event().wait()
+    def on_gone(self, callback: Callable[[], None] | None) -> None:
+        """Never called: the request is finished whatever its client does."""
 
     async def send_json(
         self, status: int, body: bytes, extra: list[tuple[bytes, bytes]] | None = None

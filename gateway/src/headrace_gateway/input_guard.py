@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from headrace_common.errors import GuardUnavailable, HeadraceError, InputBlocked
+from headrace_common.errors import GuardUnavailable, HeadraceError, InputBlocked, ReplicaLost
+from headrace_common.session import SessionCall
 from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.guard.v1 import guard_pb2 as pb
 from headrace_gateway.metrics import GatewayMetrics
@@ -13,28 +15,41 @@ from headrace_gateway.metrics import GatewayMetrics
 _MAX_NAMED = 3
 
 
+InputCall = SessionCall[pb.CheckInputRequest, pb.CheckInputResponse]
+
+
 class InputChecker(Protocol):
     """What the guard offers here."""
 
-    async def check_input(self, request: pb.CheckInputRequest) -> pb.CheckInputResponse:
-        """Judge a whole request."""
+    async def start_input_check(self, request: pb.CheckInputRequest) -> InputCall:
+        """Ask for the verdict on a whole request."""
         ...
 
 
-class InputGuard:
-    """Asks the guard and does what its verdict says."""
+class PendingVerdict:
+    """A question on its way. `result` may be awaited once; else `cancel` it."""
 
-    def __init__(self, guard: InputChecker, metrics: GatewayMetrics) -> None:
-        self._guard, self._metrics = guard, metrics
-
-    async def check(
+    def __init__(
         self,
+        asked: InputCall | HeadraceError,
         principal: Principal,
-        request_id: str,
         parts: Sequence[pb.TextPart],
-        opaque_paths: Sequence[str] = (),
-    ) -> Mapping[int, str]:
-        """Judge *parts*; what stands at *opaque_paths* cannot be read by anybody.
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._asked, self._principal = asked, principal
+        self._parts, self._metrics = parts, metrics
+        self._started_s = time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        """From the question to its answer, or until now."""
+        answered_s = None
+        if not isinstance(self._asked, HeadraceError):
+            answered_s = self._asked.first_answer_s
+        return (answered_s or time.monotonic()) - self._started_s
+
+    async def result(self) -> Mapping[int, str]:
+        """Wait for the verdict.
 
         Returns:
             New texts for the parts that must be redacted, by index.
@@ -43,6 +58,53 @@ class InputGuard:
             InputBlocked: something was found that the policy blocks.
             GuardUnavailable: no verdict, and the key is fail-closed.
         """
+        try:
+            answer = await self._answer()
+        except HeadraceError as error:
+            self._pass_or_raise(error)
+            return {}
+        action = answer.verdict.action
+        if action == pb.ACTION_BLOCK:
+            raise _blocked(answer.verdict, self._parts)
+        if action in (pb.ACTION_UNAVAILABLE, pb.ACTION_UNSPECIFIED):
+            self._pass_or_raise(None)
+        return dict(answer.redacted_parts)
+
+    def cancel(self) -> None:
+        """Nobody wants the answer any more; nothing happens if it is there."""
+        if not isinstance(self._asked, HeadraceError):
+            self._asked.cancel()
+
+    async def _answer(self) -> pb.CheckInputResponse:
+        if isinstance(self._asked, HeadraceError):
+            raise self._asked
+        answer = await self._asked.receive()
+        if answer is None:
+            raise ReplicaLost("The guard gave no verdict.")
+        return answer
+
+    def _pass_or_raise(self, cause: HeadraceError | None) -> None:
+        self._metrics.degraded.labels("guard").inc()
+        if not self._principal.guard_fail_open:
+            raise GuardUnavailable(
+                "The content cannot be judged now.", retry_after_s=1.0
+            ) from cause
+
+
+class InputGuard:
+    """Asks the guard; the verdict is taken when it is needed."""
+
+    def __init__(self, guard: InputChecker, metrics: GatewayMetrics) -> None:
+        self._guard, self._metrics = guard, metrics
+
+    async def ask(
+        self,
+        principal: Principal,
+        request_id: str,
+        parts: Sequence[pb.TextPart],
+        opaque_paths: Sequence[str] = (),
+    ) -> PendingVerdict:
+        """Send *parts* to be judged; what stands at *opaque_paths* cannot be read by anybody."""
         request = pb.CheckInputRequest(
             request_id=request_id,
             tenant_id=principal.tenant_id,
@@ -52,23 +114,10 @@ class InputGuard:
             opaque_paths=opaque_paths,
         )
         try:
-            answer = await self._guard.check_input(request)
+            asked: InputCall | HeadraceError = await self._guard.start_input_check(request)
         except HeadraceError as error:
-            self._pass_or_raise(principal, error)
-            return {}
-        action = answer.verdict.action
-        if action == pb.ACTION_BLOCK:
-            raise _blocked(answer.verdict, parts)
-        if action in (pb.ACTION_UNAVAILABLE, pb.ACTION_UNSPECIFIED):
-            self._pass_or_raise(principal, None)
-        return dict(answer.redacted_parts)
-
-    def _pass_or_raise(self, principal: Principal, cause: HeadraceError | None) -> None:
-        self._metrics.degraded.labels("guard").inc()
-        if not principal.guard_fail_open:
-            raise GuardUnavailable(
-                "The content cannot be judged now.", retry_after_s=1.0
-            ) from cause
+            asked = error
+        return PendingVerdict(asked, principal, parts, self._metrics)
 
 
 def policy_of(principal: Principal) -> pb.PolicyRef:

@@ -158,11 +158,11 @@ class Outbox:
         return orphans
 
     def append(self, event: UsageEvent) -> None:
-        """Queue an event; it is durable within some milliseconds if the disk is well."""
+        """Stamp and queue an event; durable within some milliseconds if the disk is well."""
         self._put(event, None)
 
     async def append_durable(self, event: UsageEvent) -> None:
-        """Queue an event and wait until it is on disk.
+        """Stamp and queue an event and wait until it is on disk.
 
         Raises:
             Unavailable: the disk refused. The event stays queued and is tried again.
@@ -222,12 +222,8 @@ class Outbox:
         return Position(next((s for s in self._sizes if s > start.segment), start.segment), 0)
 
     def _put(self, event: UsageEvent, waiter: asyncio.Future[None] | None) -> None:
-        stamped = UsageEvent()
-        stamped.CopyFrom(event)
-        stamped.outbox_id, stamped.outbox_seq = self.outbox_id, self._next_seq
-        self._queue.append(
-            _Entry(self._next_seq, encode_frame(stamped.SerializeToString()), waiter)
-        )
+        event.outbox_id, event.outbox_seq = self.outbox_id, self._next_seq
+        self._queue.append(_Entry(self._next_seq, encode_frame(event.SerializeToString()), waiter))
         self._next_seq += 1
         self._queued.set()
         if len(self._queue) >= GROUP_EVENTS:

@@ -46,7 +46,7 @@ from headrace_gateway.constraints import for_client
 from headrace_gateway.embeddings import embed_request
 from headrace_gateway.generation import Generator, Job
 from headrace_gateway.guard_parts import complete_guard_parts
-from headrace_gateway.input_guard import InputGuard
+from headrace_gateway.input_guard import InputGuard, PendingVerdict
 from headrace_gateway.intake import (
     EncodedPrompt,
     Intake,
@@ -144,16 +144,16 @@ class RequestFlow:
         request = visit.request
         add_id_prompts(request, model.encoder)
         complete_guard_parts(request)
-        verdict: asyncio.Task[Mapping[int, str]] | None = None
+        verdict: PendingVerdict | None = None
         lease: Lease | None = None
         try:
             try:
                 if num_chars(request) <= _GUARD_LATER_CHARS or request.unsupported:
-                    verdict = self._ask_guard(visit)
+                    verdict = await self._ask_guard(visit)
                     # One turn of the loop, so that the question is on its way before encoding.
                     await asyncio.sleep(0)
                 prompts = await self._encode(visit, model, verdict)
-                verdict = verdict or self._ask_guard(visit)
+                verdict = verdict or await self._ask_guard(visit)
                 account = self._account(visit)
                 reserve = self._reservation(visit, prompts, account)
                 with span("admit"), self._stage(visit, "admit"):
@@ -163,13 +163,13 @@ class RequestFlow:
                 visit.exchange.headers += [
                     (name.encode(), value.encode()) for name, value in header_pairs(lease.states)
                 ]
-                redacted = await verdict
+                redacted = await self._take_verdict(visit, verdict)
                 if redacted:
                     request.redact(redacted)
                     prompts = await self.intake.encode(request, model, visit.principal)
             finally:
-                # Inside: the client may leave during this wait too.
-                await cancel_and_wait(verdict)
+                if verdict is not None:
+                    verdict.cancel()
         except BaseException:
             if lease is not None:
                 self._later(lease.settle(Amounts(requests=1)))
@@ -186,20 +186,23 @@ class RequestFlow:
         )
         return reserve
 
-    def _ask_guard(self, visit: Visit) -> asyncio.Task[Mapping[int, str]]:
-        async def ask() -> Mapping[int, str]:
-            with span("guard"), self._stage(visit, "guard"):
-                return await self.input_guard.check(
-                    visit.principal,
-                    visit.request_id,
-                    visit.request.guard_parts,
-                    visit.request.opaque_paths,
-                )
+    async def _ask_guard(self, visit: Visit) -> PendingVerdict:
+        return await self.input_guard.ask(
+            visit.principal,
+            visit.request_id,
+            visit.request.guard_parts,
+            visit.request.opaque_paths,
+        )
 
-        return asyncio.create_task(ask())
+    async def _take_verdict(self, visit: Visit, verdict: PendingVerdict) -> Mapping[int, str]:
+        with span("guard"):
+            try:
+                return await verdict.result()
+            finally:
+                self._note_stage(visit, "guard", verdict.elapsed_s)
 
     async def _encode(
-        self, visit: Visit, model: ServedModel, verdict: asyncio.Task[Mapping[int, str]] | None
+        self, visit: Visit, model: ServedModel, verdict: PendingVerdict | None
     ) -> list[EncodedPrompt]:
         """Encode; what the guard finds is told before what else is wrong."""
         try:
@@ -209,7 +212,7 @@ class RequestFlow:
                 return await self.intake.encode(visit.request, model, visit.principal)
         except HeadraceError:
             if verdict is not None:
-                await verdict
+                await self._take_verdict(visit, verdict)
             raise
 
     def _account(self, visit: Visit) -> Account:
@@ -366,11 +369,20 @@ class RequestFlow:
         if not visit.request.streaming.is_stream:
             yield
             return
-        task = asyncio.create_task(sink.keep_alive(self.limits.keep_alive_s))
+        every_s = self.limits.keep_alive_s
+        tasks: list[asyncio.Task[None]] = []
+
+        def begin() -> None:
+            tasks.append(asyncio.create_task(sink.keep_alive(every_s)))
+
+        # Most answers are over before the first comment is due.
+        timer = asyncio.get_running_loop().call_later(every_s, begin)
         try:
             yield
         finally:
-            await cancel_and_wait(task)
+            timer.cancel()
+            if tasks:
+                await cancel_and_wait(*tasks)
 
     def _add_headers(self, visit: Visit, job: Job) -> None:
         elapsed_ms = (self.clock.now_s() - visit.started_s) * 1000
@@ -463,8 +475,11 @@ class RequestFlow:
         try:
             yield
         finally:
-            visit.stages_s[name] = self.clock.now_s() - started_s
-            self.metrics.stage_s.labels(name).observe(visit.stages_s[name])
+            self._note_stage(visit, name, self.clock.now_s() - started_s)
+
+    def _note_stage(self, visit: Visit, name: str, elapsed_s: float) -> None:
+        visit.stages_s[name] = elapsed_s
+        self.metrics.stage_s.labels(name).observe(elapsed_s)
 
 
 def _start_timeout_s(visit: Visit, left_s: float) -> float:

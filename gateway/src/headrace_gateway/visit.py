@@ -55,8 +55,8 @@ class Exchange(Protocol):
 class WatchedExchange(Exchange, Protocol):
     """An exchange that tells when its client leaves."""
 
-    async def wait_gone(self) -> None:
-        """Return once the client has left."""
+    def on_gone(self, callback: Callable[[], None] | None) -> None:
+        """Call back when the client leaves before its answer is over; None = no more."""
         ...
 
 

@@ -12,6 +12,7 @@ _OUTPUT = method_ref(_SERVICE, "CheckOutput", pb.CheckOutputRequest, pb.CheckOut
 _MODERATE = method_ref(_SERVICE, "Moderate", pb.ModerateRequest, pb.ModerateResponse)
 _SENT = method_ref(_SERVICE, "ReportSent", pb.SentReport, pb.SentReportResponse)
 
+InputCall = SessionCall[pb.CheckInputRequest, pb.CheckInputResponse]
 OutputCall = SessionCall[pb.CheckOutputRequest, pb.CheckOutputResponse]
 
 
@@ -21,13 +22,16 @@ class GuardClient:
     def __init__(self, address: str, timeout_s: float) -> None:
         self._session, self._timeout_s = SessionClient(address), timeout_s
 
-    async def check_input(self, request: pb.CheckInputRequest) -> pb.CheckInputResponse:
-        """Judge a whole request.
+    async def start_input_check(self, request: pb.CheckInputRequest) -> InputCall:
+        """Ask for the verdict on a whole request; it is received from the returned call.
 
         Raises:
-            HeadraceError: no verdict came in time.
+            ReplicaLost: the guard cannot be reached.
         """
-        return await self._session.unary(_INPUT, request, timeout_s=self._timeout_s)
+        call = await self._session.start(_INPUT, timeout_s=self._timeout_s)
+        call.send(request)
+        call.half_close()
+        return call
 
     async def open_output(self, opened: pb.OutputOpen) -> OutputCall:
         """Open the check of one answer.
