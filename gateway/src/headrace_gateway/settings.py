@@ -10,6 +10,8 @@ from pydantic import Field, SecretStr
 from headrace_common.settings import RpcServiceSettings, config
 
 _ADDRESS = r"^[^\s:]+:\d{1,5}$"
+# With grpc:// before it, over gRPC instead of plain TCP.
+_PEER = r"^(grpc://)?[^\s:/]+:\d{1,5}$"
 
 
 class GatewaySettings(RpcServiceSettings):
@@ -22,16 +24,16 @@ class GatewaySettings(RpcServiceSettings):
         "127.0.0.1:8080", pattern=_ADDRESS, description="host:port of the public HTTP API."
     )
     router_address: str = Field(
-        "127.0.0.1:7010", pattern=_ADDRESS, description="host:port of the router."
+        "127.0.0.1:7010", pattern=_PEER, description="host:port of the router."
     )
     guard_address: str = Field(
-        "127.0.0.1:7030", pattern=_ADDRESS, description="host:port of the guard."
+        "127.0.0.1:7030", pattern=_PEER, description="host:port of the guard."
     )
     ratelimit_address: str = Field(
-        "127.0.0.1:7040", pattern=_ADDRESS, description="host:port of the rate limiter."
+        "127.0.0.1:7040", pattern=_PEER, description="host:port of the rate limiter."
     )
     billing_address: str = Field(
-        "127.0.0.1:7050", pattern=_ADDRESS, description="host:port of billing."
+        "127.0.0.1:7050", pattern=_PEER, description="host:port of billing."
     )
     kafka_bootstrap: str = Field(
         "127.0.0.1:9092", description="host:port,... of Kafka brokers for usage events."

@@ -94,15 +94,16 @@ for _method in GUARD.methods:
 class Fixture:
     def __init__(self, server: RpcServer, guard: EchoGuard, client: SessionClient) -> None:
         self.server, self.guard, self.client = server, guard, client
-        self.address = client.address
+        self.address = f"127.0.0.1:{server.port}"
 
 
-@pytest.fixture
-async def peer() -> AsyncIterator[Fixture]:
+@pytest.fixture(params=["", "grpc://"], ids=["tcp", "grpc"])
+async def peer(request: pytest.FixtureRequest) -> AsyncIterator[Fixture]:
+    """A server and a client whose session goes over TCP, or over gRPC."""
     guard = EchoGuard()
     server = RpcServer("127.0.0.1:0", [(GUARD, guard)])
     await server.start()
-    client = SessionClient(f"127.0.0.1:{server.port}")
+    client = SessionClient(f"{request.param}127.0.0.1:{server.port}")
     yield Fixture(server, guard, client)
     await client.close()
     await server.stop(0)

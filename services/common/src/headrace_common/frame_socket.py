@@ -49,7 +49,11 @@ class FrameSocket(asyncio.Protocol):
         self._heard_s = 0.0
         self._received = bytearray()
         self._items: list[Item] = []
-        self._is_flushing = self._is_paused = False
+        self._is_flushing = False
+        # The peer reads slowly: items gather here.
+        self.is_paused = False
+        # Frames ever given to the transport.
+        self.num_written = 0
         # Set by the first bytes of the peer.
         self.greeted: asyncio.Future[None] = self._loop.create_future()
         self.is_open = False
@@ -57,7 +61,7 @@ class FrameSocket(asyncio.Protocol):
     def put(self, item: Item) -> None:
         """Add an item to the next frame. Nothing happens once the connection is over."""
         self._items.append(item)
-        if not self._is_flushing and not self._is_paused:
+        if not self._is_flushing and not self.is_paused:
             self._is_flushing = True
             self._loop.call_soon(self._flush)
 
@@ -98,11 +102,11 @@ class FrameSocket(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The peer reads slowly: items gather."""
-        self._is_paused = True
+        self.is_paused = True
 
     def resume_writing(self) -> None:
         """Send what has gathered."""
-        self._is_paused = False
+        self.is_paused = False
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -146,19 +150,20 @@ class FrameSocket(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._is_flushing = False
-        if self._transport is None or not self.is_open or self._is_paused or not self._items:
+        if self._transport is None or not self.is_open or self.is_paused or not self._items:
             return
         items, self._items = self._items, []
         pieces: list[bytes] = []
         for start in range(0, len(items), MAX_FRAME_ITEMS):
             encoded = Frame(items=items[start : start + MAX_FRAME_ITEMS]).SerializeToString()
             pieces += (_LENGTH.pack(len(encoded)), encoded)
+            self.num_written += 1
         self._transport.write(b"".join(pieces))
 
     def _beat(self) -> None:
         if self._loop.time() - self._heard_s > SILENCE_S:
             self.abort()
             return
-        if self._transport is not None and not self._is_paused:
+        if self._transport is not None and not self.is_paused:
             self._transport.write(_BEAT)
         self._beater = self._loop.call_later(BEAT_S, self._beat)

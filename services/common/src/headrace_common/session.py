@@ -34,15 +34,13 @@ from headrace_common.errors import (
     HeadraceError,
     ReplicaLost,
 )
-from headrace_common.frame_socket import PREFACE, FrameSocket
 from headrace_common.rpc import MethodRef, Req, Res
 from headrace_common.rpc_status import from_status
-from headrace_common.settings import split_address
+from headrace_common.session_links import link_to
 from headrace_common.telemetry import current_traceparent
 from headrace_contracts.session.v1 import session_pb2
 from headrace_contracts.session.v1.session_pb2 import Frame, Item
 
-OPEN_PATH = "/headrace.session.v1.Session/Open"
 # Messages a server may send before the reader has taken any.
 WINDOW = 64
 _CONNECT_TIMEOUT_S = 2.0
@@ -187,37 +185,21 @@ class SessionCall(Generic[Req, Res]):
 
 
 class _ClientStream:
-    """One life of a client's stream."""
+    """One life of a client's connection, and the calls on it."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
         self._calls: dict[int, SessionCall[Message, Message]] = {}
-        self._socket = FrameSocket(self._take, self._fail, PREFACE)
+        self._link = link_to(address, self._take, self._fail)
+        self.connect = self._link.connect
 
     @property
     def is_open(self) -> bool:
-        return self._socket.is_open
-
-    async def connect(self, host: str, port: int) -> None:
-        """Connect, and wait until the peer has said something.
-
-        Raises:
-            OSError: it cannot be reached.
-            ReplicaLost: it left again.
-        """
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.create_connection(lambda: self._socket, host.strip("[]"), port)
-            await asyncio.wait({self._socket.greeted})
-            if self._socket.greeted.cancelled():
-                raise ReplicaLost("The peer speaks no sessions.")
-        except BaseException:
-            self._socket.abort()
-            raise
+        return self._link.is_open
 
     def put(self, item: Item) -> None:
-        if not self._socket.is_open:
+        if not self._link.is_open:
             raise ReplicaLost("The connection to the peer is gone.")
-        self._socket.put(item)
+        self._link.put(item)
 
     def register(self, call_id: int, call: SessionCall[Message, Message]) -> None:
         self._calls[call_id] = call
@@ -225,8 +207,8 @@ class _ClientStream:
     def forget(self, call_id: int) -> None:
         self._calls.pop(call_id, None)
 
-    def close(self) -> None:
-        self._socket.close()
+    async def close(self) -> None:
+        await self._link.close()
         self._fail()
 
     def _take(self, frame: Frame) -> None:
@@ -245,7 +227,7 @@ class SessionClient:
     """Calls to one peer over one stream. Belongs to one event loop.
 
     Args:
-        address: host:port of an `RpcServer`.
+        address: host:port of an `RpcServer`; with grpc:// before it, over gRPC.
     """
 
     def __init__(self, address: str) -> None:
@@ -309,7 +291,7 @@ class SessionClient:
     async def close(self) -> None:
         """End all calls and the connection."""
         if self._stream is not None:
-            self._stream.close()
+            await self._stream.close()
 
     async def _connect(self) -> _ClientStream:
         async with self._connecting:
@@ -318,14 +300,15 @@ class SessionClient:
             # Whoever waited for the lock behind a failed try need not try again at once.
             if time.monotonic() < self._unreachable_until_s:
                 raise ReplicaLost(f"The peer at {self.address} cannot be reached.")
-            stream = _ClientStream()
+            if self._stream is not None:
+                await self._stream.close()
+            stream = self._stream = _ClientStream(self.address)
             try:
                 async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                    await stream.connect(*split_address(self.address))
+                    await stream.connect()
             except TimeoutError as error:
                 self._unreachable_until_s = time.monotonic() + _UNREACHABLE_S
                 raise ReplicaLost(f"The peer at {self.address} does not answer.") from error
             except OSError as error:
                 raise ReplicaLost(f"The peer at {self.address} cannot be reached.") from error
-            self._stream = stream
             return stream
