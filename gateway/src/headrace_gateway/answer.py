@@ -13,6 +13,7 @@ the guard blocked or replaced text.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ _REASONS = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
 
 
 class Sink(Protocol):
-    """Where the answer goes: a stream or a whole."""
+    """Where a generated answer goes: a stream or a whole."""
 
     async def begin(self, num_choices: int) -> None:
         """A worker has taken the request."""
@@ -61,6 +62,16 @@ class Sink(Protocol):
 
     async def keep_alive(self, every_s: float) -> None:
         """Show that the answer lives whenever nothing was sent for so long; until cancelled."""
+
+
+class VectorSink(ABC):
+    """Where embeddings go: they come all at once."""
+
+    vectors: Sequence[pb.Embedding] = ()
+
+    @abstractmethod
+    async def end(self, usage: TokenUsage) -> None:
+        """The request is closed; send the vectors."""
 
 
 @dataclass(slots=True)

@@ -85,14 +85,6 @@ class AnswerFormat(Protocol):
         """Return a chunk with text."""
         ...
 
-    def call(self, choice_idx: int, call_idx: int, name: str, usage: bytes) -> bytes:
-        """Return the chunk that begins a call; endpoints without tools are never asked."""
-        ...
-
-    def arguments(self, choice_idx: int, call_idx: int, text: str, usage: bytes) -> bytes:
-        """Return a chunk with more of a call's arguments."""
-        ...
-
     def finish(self, choice_idx: int, reason: str, usage: bytes) -> bytes:
         """Return the chunk that ends a choice."""
         ...
@@ -103,6 +95,18 @@ class AnswerFormat(Protocol):
 
     def whole(self, choices: Sequence[ChoiceAnswer], usage: TokenUsage) -> bytes:
         """Return the body of an answer that is not streamed."""
+        ...
+
+
+class ToolFormat(Protocol):
+    """The shapes of calls, of endpoints that take tools."""
+
+    def call(self, choice_idx: int, call_idx: int, name: str, usage: bytes) -> bytes:
+        """Return the chunk that begins a call."""
+        ...
+
+    def arguments(self, choice_idx: int, call_idx: int, text: str, usage: bytes) -> bytes:
+        """Return a chunk with more of a call's arguments."""
         ...
 
 
@@ -268,14 +272,6 @@ class CompletionFormat:
         return self._chunk(
             choice_idx, encode_text(text), encoded, b"null" + more_fields(more), usage
         )
-
-    def call(self, choice_idx: int, call_idx: int, name: str, usage: bytes) -> bytes:
-        """Text completions take no tools."""
-        raise NotImplementedError
-
-    def arguments(self, choice_idx: int, call_idx: int, text: str, usage: bytes) -> bytes:
-        """Text completions take no tools."""
-        raise NotImplementedError
 
     def finish(self, choice_idx: int, reason: str, usage: bytes) -> bytes:
         """Return the chunk that ends a choice."""

@@ -20,10 +20,9 @@ from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1.worker_pb2 import (
     EmbedRequest,
     Sampling,
-    TokenLogprob,
     TokenSequence,
 )
-from headrace_gateway.answer import Sink
+from headrace_gateway.answer import VectorSink
 from headrace_gateway.api_request import ApiRequest, Endpoint, Limits, StreamOptions
 from headrace_gateway.generation import Job
 from headrace_gateway.json_body import decode
@@ -31,7 +30,7 @@ from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.openai_bodies import Positive, Text
 from headrace_gateway.openai_dialect import OpenAiErrors
 from headrace_gateway.openai_schema import read_prompts
-from headrace_gateway.visit import Caller, Reading, Visit
+from headrace_gateway.visit import Caller, Exchange, Reading, Visit
 
 MAX_INPUTS = 2048
 
@@ -80,43 +79,20 @@ class EmbeddingsDialect(OpenAiErrors):
                 slot = (request.prompts, idx)
                 request.add_guarded(f"input[{idx}]", guard_pb2.TRUST_USER, text, slot)
 
-        def make_sink(visit: Visit, model: ServedModel, clock: Clock) -> Sink:
-            return _EmbeddingSink(visit, model.card.model, asked)
+        def make_sink(visit: Visit, model: ServedModel, _clock: Clock) -> VectorSink:
+            return _EmbeddingSink(visit.exchange, model.card.model, asked)
 
         return Reading(request, make_sink)
 
 
-class _EmbeddingSink:
-    """Sends the vectors of a visit. Of what a generation tells, nothing ever comes."""
-
-    def __init__(self, visit: Visit, model: str, asked: EmbeddingsBody) -> None:
-        self._visit, self._model, self._asked = visit, model, asked
-
-    async def begin(self, num_choices: int) -> None:
-        raise NotImplementedError
-
-    def add_text(self, choice_idx: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> None:
-        raise NotImplementedError
-
-    def add_call(self, choice_idx: int, call_idx: int, name: str) -> None:
-        raise NotImplementedError
-
-    def add_arguments(self, choice_idx: int, call_idx: int, text: str) -> None:
-        raise NotImplementedError
-
-    def add_finish(self, choice_idx: int, reason: str, stop_matched: str = "") -> None:
-        raise NotImplementedError
-
-    async def flush(self) -> None:
-        raise NotImplementedError
-
-    async def keep_alive(self, every_s: float) -> None:
-        raise NotImplementedError
+class _EmbeddingSink(VectorSink):
+    def __init__(self, exchange: Exchange, model: str, asked: EmbeddingsBody) -> None:
+        self._exchange, self._model, self._asked = exchange, model, asked
 
     async def end(self, usage: TokenUsage) -> None:
         as_base64 = self._asked.encoding_format == "base64"
         data = []
-        for idx, vector in enumerate(self._visit.vectors):
+        for idx, vector in enumerate(self.vectors):
             values = cut(vector.values, self._asked.dimensions)
             shown = _base64(values) if as_base64 else values
             data.append({"object": "embedding", "index": idx, "embedding": shown})
@@ -127,7 +103,7 @@ class _EmbeddingSink:
             "model": self._model,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
-        await self._visit.exchange.send_json(200, orjson.dumps(body))
+        await self._exchange.send_json(200, orjson.dumps(body))
 
 
 def embed_request(request_id: str, jobs: Sequence[Job], principal: Principal) -> EmbedRequest:

@@ -75,7 +75,12 @@ def make_sink(visit: Visit, model: ServedModel, clock: Clock) -> Sink:
         shown = visit.request.shown
         return WholeAnswer(visit.exchange, form, shown.num_best, visit.request.n)
     return StreamedAnswer(
-        visit.exchange, form, visit.request.streaming, lambda: total_usage(visit.jobs), clock
+        visit.exchange,
+        form,
+        visit.request.streaming,
+        lambda: total_usage(visit.jobs),
+        clock,
+        form if isinstance(form, ChatFormat) else None,
     )
 
 

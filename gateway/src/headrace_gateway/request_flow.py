@@ -39,8 +39,7 @@ from headrace_common.telemetry import span
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway.admission import Admission, Lease
-from headrace_gateway.answer import Answer, Sink, total_usage
-from headrace_gateway.api_request import Endpoint
+from headrace_gateway.answer import Answer, Sink, VectorSink, total_usage
 from headrace_gateway.auth import check_scope
 from headrace_gateway.constraints import for_client
 from headrace_gateway.embeddings import embed_request
@@ -258,15 +257,15 @@ class RequestFlow:
                 await asyncio.shield(self._later(self._close(visit, admitted, ending)))
         await sink.end(total_usage(visit.jobs))
 
-    async def _work(self, visit: Visit, admitted: _Admitted) -> Sink:
+    async def _work(self, visit: Visit, admitted: _Admitted) -> Sink | VectorSink:
         """Answer, by the models of the route one after the other; return where the answer went."""
         while True:
             sink = visit.make_sink(visit, admitted.model, self.clock)
             try:
-                async with self._kept_alive(visit, sink):
-                    if visit.request.endpoint is Endpoint.EMBEDDINGS:
-                        await self._embed(visit)
-                    else:
+                if isinstance(sink, VectorSink):
+                    await self._embed(visit, sink)
+                else:
+                    async with self._kept_alive(visit, sink):
                         await self._answer(visit, sink)
             except HeadraceError as error:
                 if not self._may_fall_back(visit, error):
@@ -356,12 +355,12 @@ class RequestFlow:
         except InvalidRequest as error:
             raise for_client(error, visit.request) from error
 
-    async def _embed(self, visit: Visit) -> None:
+    async def _embed(self, visit: Visit, sink: VectorSink) -> None:
         """All inputs go to one replica in one call; the first job stands for them."""
         request = embed_request(visit.request_id, visit.jobs, visit.principal)
         del visit.jobs[1:]
         deadline_s = visit.started_s + self.limits.request_timeout_s
-        visit.vectors = await self.generator.embed(visit.jobs[0], request, deadline_s)
+        sink.vectors = await self.generator.embed(visit.jobs[0], request, deadline_s)
         self._add_headers(visit, visit.jobs[0])
 
     @contextlib.asynccontextmanager

@@ -19,7 +19,7 @@ import orjson
 from headrace_common.clock import Clock
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1.worker_pb2 import TokenLogprob
-from headrace_gateway.answer_format import AnswerFormat, usage_json
+from headrace_gateway.answer_format import AnswerFormat, ToolFormat, usage_json
 from headrace_gateway.api_request import StreamOptions
 from headrace_gateway.visit import Exchange
 
@@ -37,6 +37,7 @@ class StreamedAnswer:
         options: whether usage is wanted.
         usage: counts so far.
         clock: time.
+        tools: the shapes of calls; None = the endpoint takes no tools.
     """
 
     def __init__(
@@ -46,7 +47,9 @@ class StreamedAnswer:
         options: StreamOptions,
         usage: Callable[[], TokenUsage],
         clock: Clock,
+        tools: ToolFormat | None = None,
     ) -> None:
+        self._tools = tools
         self._exchange, self._form, self._options = exchange, form, options
         self._usage, self._clock = usage, clock
         self._opened: set[int] = set()
@@ -66,11 +69,15 @@ class StreamedAnswer:
 
     def add_call(self, choice_idx: int, call_idx: int, name: str) -> None:
         """Queue the beginning of a call for the next `flush`."""
-        self._waiting.append(self._form.call(choice_idx, call_idx, name, self._usage_part()))
+        if self._tools is not None:
+            part = self._usage_part()
+            self._waiting.append(self._tools.call(choice_idx, call_idx, name, part))
 
     def add_arguments(self, choice_idx: int, call_idx: int, text: str) -> None:
         """Queue more of a call's arguments for the next `flush`."""
-        self._waiting.append(self._form.arguments(choice_idx, call_idx, text, self._usage_part()))
+        if self._tools is not None:
+            part = self._usage_part()
+            self._waiting.append(self._tools.arguments(choice_idx, call_idx, text, part))
 
     def add_finish(self, choice_idx: int, reason: str, stop_matched: str = "") -> None:
         """Queue a choice's end for the next `flush`."""

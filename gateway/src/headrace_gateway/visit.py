@@ -10,8 +10,7 @@ from headrace_common.clock import Clock
 from headrace_common.errors import HeadraceError
 from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.usage.v1.usage_pb2 import PRICE_TIER_STANDARD, PriceTier
-from headrace_contracts.worker.v1.worker_pb2 import Embedding
-from headrace_gateway.answer import Answer, Sink
+from headrace_gateway.answer import Answer, Sink, VectorSink
 from headrace_gateway.api_request import ApiRequest, Endpoint
 from headrace_gateway.error_body import Headers
 from headrace_gateway.generation import Job
@@ -78,12 +77,10 @@ class Visit:
     answer: Answer | None = None
     # Seconds of each stage that is over.
     stages_s: dict[str, float] = field(default_factory=dict)
-    # What became of an embedding's inputs.
-    vectors: list[Embedding] = field(default_factory=list)
 
 
 # Makes the place where a request's answer goes.
-MakeSink = Callable[[Visit, ServedModel, Clock], Sink]
+MakeSink = Callable[[Visit, ServedModel, Clock], Sink | VectorSink]
 
 
 @dataclass(frozen=True, slots=True)

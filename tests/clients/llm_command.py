@@ -1,0 +1,20 @@
+"""The command line `llm`, with the fleet as an extra OpenAI model: whole, and streamed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+BASE, KEY, MODEL = (os.environ[name] for name in ("BASE_URL", "API_KEY", "MODEL"))
+with tempfile.TemporaryDirectory() as folder:
+    models = f"- model_id: ours\n  model_name: {MODEL}\n  api_base: {BASE}/v1\n"
+    Path(folder, "extra-openai-models.yaml").write_text(models)
+    environ = {**os.environ, "LLM_USER_PATH": folder}
+    for extra in ([], ["--no-stream"]):
+        command = ["llm", "-m", "ours", "--key", KEY, "-o", "max_tokens", "8", *extra, "Say hello."]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip(), "no text"
+print("2 checks")
