@@ -165,7 +165,7 @@ class Stream:
             self._fleet.handlers[method](self, item.call_id, item.payload)
         elif item.kind == Item.KIND_CANCEL:
             self._forget(item.call_id, method)
-        elif item.kind == Item.KIND_HALF_CLOSE and method == "CheckOutput":
+        elif item.kind == Item.KIND_HALF_CLOSE and method in ("CheckOutput", "Pick"):
             self._released.pop(item.call_id, None)
             self.end(item.call_id)
 

@@ -19,6 +19,7 @@ CHECK_INPUT = method_ref(SERVICE, "CheckInput", pb.CheckInputRequest, pb.CheckIn
 CHECK_OUTPUT = method_ref(SERVICE, "CheckOutput", pb.CheckOutputRequest, pb.CheckOutputResponse)
 MODERATE = method_ref(SERVICE, "Moderate", pb.ModerateRequest, pb.ModerateResponse)
 REPORT_SENT = method_ref(SERVICE, "ReportSent", pb.SentReport, pb.SentReportResponse)
+REPORT_MANY = method_ref(SERVICE, "ReportSentMany", pb.SentReports, pb.SentReportResponse)
 OutputCall = SessionCall[pb.CheckOutputRequest, pb.CheckOutputResponse]
 CANARY = pb.PolicyRef(blocklist=["canary", "wet paint"])
 
@@ -258,3 +259,5 @@ async def test_what_was_sent_can_be_reported(client: SessionClient) -> None:
     """Also of a request that the guard never saw: that is what the report is for."""
     report = pb.SentReport(request_id="r", tenant_id="t", key_id="k", sent_chars=7)
     assert await client.unary(REPORT_SENT, report, timeout_s=5) == pb.SentReportResponse()
+    many = pb.SentReports(reports=[report, report])
+    assert await client.unary(REPORT_MANY, many, timeout_s=5) == pb.SentReportResponse()

@@ -197,6 +197,14 @@ class GuardServicer:
         self._tools.audit.note(self._tools.records.sent(request))
         return pb.SentReportResponse()
 
+    async def ReportSentMany(  # noqa: N802 - contract name
+        self, request: pb.SentReports, _call: Call
+    ) -> pb.SentReportResponse:
+        """Take down what the gateway sent for many requests."""
+        for report in request.reports:
+            self._tools.audit.note(self._tools.records.sent(report))
+        return pb.SentReportResponse()
+
     def _subject(self, request: pb.CheckInputRequest | pb.OutputOpen, plan: Plan) -> Subject:
         models = self._tools.models
         version = models.version if models is not None and plan.asked is not None else ""

@@ -126,6 +126,14 @@ class FakeGuard:
         self.reports.append(request)
         return pb.SentReportResponse()
 
+    async def ReportSentMany(  # noqa: N802 - contract name
+        self, request: pb.SentReports, _call: Call
+    ) -> pb.SentReportResponse:
+        """Keep a gateway's reports."""
+        await self._obstruct()
+        self.reports.extend(request.reports)
+        return pb.SentReportResponse()
+
     def _output(
         self, ref: pb.PolicyRef, choice: _Choice, text: pb.OutputText
     ) -> pb.CheckOutputResponse:

@@ -121,9 +121,13 @@ class SessionCall(Generic[Req, Res]):
         What it still answers is dropped. Nothing happens if the call has ended.
         """
         if not self._ended:
-            self._ended = True
             self.half_close()
-            self._session.forget(self._id)
+            self._end()
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether `receive` returns without waiting."""
+        return bool(self._received)
 
     async def receive(self) -> Res | None:
         """Return the next message, or None at the call's regular end.

@@ -628,6 +628,28 @@ class SentReportResponse(_message.Message):
 Global___SentReportResponse: _TypeAlias = SentReportResponse  # noqa: Y015
 
 @_typing.final
+class SentReports(_message.Message):
+    """Reports that waited together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPORTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def reports(self) -> _containers.RepeatedCompositeFieldContainer[Global___SentReport]: ...
+    def __init__(
+        self,
+        *,
+        reports: _abc.Iterable[Global___SentReport] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reports", b"reports"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SentReports: _TypeAlias = SentReports  # noqa: Y015
+
+@_typing.final
 class ListPoliciesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -54,6 +54,11 @@ class GuardStub:
                 request_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.SentReport.SerializeToString,
                 response_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.SentReportResponse.FromString,
                 _registered_method=True)
+        self.ReportSentMany = channel.unary_unary(
+                '/headrace.guard.v1.Guard/ReportSentMany',
+                request_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.SentReports.SerializeToString,
+                response_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.SentReportResponse.FromString,
+                _registered_method=True)
 
 
 class GuardServicer:
@@ -89,6 +94,13 @@ class GuardServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportSentMany(self, request, context):
+        """The same for many requests, in one call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GuardServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +122,11 @@ def add_GuardServicer_to_server(servicer, server):
             'ReportSent': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportSent,
                     request_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.SentReport.FromString,
+                    response_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.SentReportResponse.SerializeToString,
+            ),
+            'ReportSentMany': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportSentMany,
+                    request_deserializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.SentReports.FromString,
                     response_serializer=headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.SentReportResponse.SerializeToString,
             ),
     }
@@ -220,6 +237,33 @@ class Guard:
             target,
             '/headrace.guard.v1.Guard/ReportSent',
             headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.SentReport.SerializeToString,
+            headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.SentReportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportSentMany(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.guard.v1.Guard/ReportSentMany',
+            headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.SentReports.SerializeToString,
             headrace__contracts_dot_guard_dot_v1_dot_guard__pb2.SentReportResponse.FromString,
             options,
             channel_credentials,

@@ -43,6 +43,8 @@ class GuardStub:
     """What the gateway sent to a client, told once per request after its end: the second witness
     beside what the guard itself read and released.
     """
+    ReportSentMany: _grpc.UnaryUnaryMultiCallable[_guard_pb2.SentReports, _guard_pb2.SentReportResponse]
+    """The same for many requests, in one call."""
 
 @_typing.type_check_only
 class GuardAsyncStub(GuardStub):
@@ -59,6 +61,8 @@ class GuardAsyncStub(GuardStub):
     """What the gateway sent to a client, told once per request after its end: the second witness
     beside what the guard itself read and released.
     """
+    ReportSentMany: _aio.UnaryUnaryMultiCallable[_guard_pb2.SentReports, _guard_pb2.SentReportResponse]  # type: ignore[assignment]
+    """The same for many requests, in one call."""
 
 class GuardServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -96,6 +100,14 @@ class GuardServicer(metaclass=_abc_1.ABCMeta):
         """What the gateway sent to a client, told once per request after its end: the second witness
         beside what the guard itself read and released.
         """
+
+    @_abc_1.abstractmethod
+    def ReportSentMany(
+        self,
+        request: _guard_pb2.SentReports,
+        context: _ServicerContext,
+    ) -> _typing.Union[_guard_pb2.SentReportResponse, _abc.Awaitable[_guard_pb2.SentReportResponse]]:
+        """The same for many requests, in one call."""
 
 def add_GuardServicer_to_server(servicer: GuardServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
