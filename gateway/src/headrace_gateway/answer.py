@@ -182,7 +182,8 @@ class Answer:
             await self._sink.begin(len(self._choices))
             async for release in self._check.releases():
                 self._emit(release)
-                await self._flush()
+                if not self._check.has_ready:
+                    await self._flush()
                 if all(choice.is_over for choice in self._choices):
                     break
             await self._settle(pump)

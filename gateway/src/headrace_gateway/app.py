@@ -32,7 +32,7 @@ from headrace_gateway.http_exchange import AsgiApp
 from headrace_gateway.http_server import HttpServer
 from headrace_gateway.idempotency import Idempotency
 from headrace_gateway.input_guard import InputGuard
-from headrace_gateway.intake import Intake
+from headrace_gateway.intake import Intake, TtftGoals
 from headrace_gateway.messages_api.count_tokens import CountDialect, TokenCount
 from headrace_gateway.messages_api.dialect import MessagesDialect
 from headrace_gateway.metrics import GatewayMetrics
@@ -134,7 +134,12 @@ class Gateway:
             "/v1/embeddings": EmbeddingsDialect(),
         }
         self._runner = self._build_runner(clock)
-        self._server = HttpServer(self._build_app(clock), settings.listen, settings.drain_grace_s)
+        self._server = HttpServer(
+            self._build_app(clock),
+            settings.listen,
+            settings.drain_grace_s,
+            shares_port=settings.shares_port,
+        )
         self._observability: ObservabilityServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -212,7 +217,15 @@ class Gateway:
             prices=self._prices.book,
             clock=clock,
             metrics=self.metrics,
-            limits=FlowLimits(settings.request_timeout_s, settings.keep_alive_s),
+            limits=FlowLimits(
+                settings.request_timeout_s,
+                settings.keep_alive_s,
+                TtftGoals(
+                    settings.ttft_slo_priority_ms,
+                    settings.ttft_slo_standard_ms,
+                    settings.ttft_slo_flex_ms,
+                ),
+            ),
             stories=self.stories,
         )
 

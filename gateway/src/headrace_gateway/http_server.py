@@ -155,13 +155,16 @@ class HttpServer:
         app: the application; gets no lifespan events.
         address: host:port; port 0 takes a free one, see `port`.
         drain_grace_s: running requests get so long to finish after `stop`.
+        shares_port: whether other processes may listen on the same address too.
 
     Raises:
         OSError: the address cannot be bound.
     """
 
-    def __init__(self, app: AsgiApp, address: str, drain_grace_s: float) -> None:
-        self._socket = _bound(address)
+    def __init__(
+        self, app: AsgiApp, address: str, drain_grace_s: float, *, shares_port: bool = False
+    ) -> None:
+        self._socket = _bound(address, shares_port)
         self.port: int = self._socket.getsockname()[1]
         self._server = _Server(
             uvicorn.Config(
@@ -193,13 +196,15 @@ class HttpServer:
         self._server.should_exit = True
 
 
-def _bound(address: str) -> socket.socket:
+def _bound(address: str, shares_port: bool) -> socket.socket:
     host, port = split_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        if shares_port:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind((host.strip("[]"), port))
         bound.setblocking(False)
     except OSError as error:

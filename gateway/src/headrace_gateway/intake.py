@@ -32,6 +32,23 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
+class TtftGoals:
+    """Time to first token that queues are told, by tier. Milliseconds; 0 = nothing is told."""
+
+    priority_ms: int = 0
+    standard_ms: int = 0
+    flex_ms: int = 0
+
+    def of(self, request: ApiRequest, principal: Principal) -> int:
+        """Return the goal of a request."""
+        if priority_of(request, principal) == PRIORITY_BATCH:
+            return self.flex_ms
+        if request.service_tier is ServiceTier.PRIORITY:
+            return self.priority_ms
+        return self.standard_ms
+
+
+@dataclass(frozen=True, slots=True)
 class EncodedPrompt:
     """A prompt as ids, with the chain of its block hashes joined."""
 
@@ -139,9 +156,11 @@ def make_jobs(
     model: ServedModel,
     principal: Principal,
     prompts: Sequence[EncodedPrompt],
+    goals: TtftGoals,
 ) -> list[Job]:
     """Turn encoded prompts into jobs; several prompts get an id each, made from the request's."""
     seed = secrets.randbits(63) if request.seed is None else request.seed
+    ttft_slo_ms = goals.of(request, principal)
     jobs = []
     for idx, prompt in enumerate(prompts):
         job_id = request_id if len(prompts) == 1 else f"{request_id}.{idx}"
@@ -155,11 +174,13 @@ def make_jobs(
             priority=priority_of(request, principal),
             tenant_id=principal.tenant_id,
             session_id=request.session_id,
+            ttft_slo_ms=ttft_slo_ms,
         )
         generate = _generate(job_id, request, model, principal, prompt, seed)
         if model.card.takes_text:
             del generate.prompt_token_ids[:]
             generate.text.CopyFrom(text_prompt(request, idx, len(prompt.token_ids)))
+        generate.ttft_slo_ms = ttft_slo_ms
         jobs.append(
             Job(
                 pick,

@@ -71,6 +71,13 @@ class OutputCheck:
         """Whether text goes out without the guard."""
         return self._call is None
 
+    @property
+    def has_ready(self) -> bool:
+        """Whether `releases` gives the next one without waiting."""
+        if self._call is None:
+            return not self._unguarded.empty()
+        return self._call.has_ready
+
     def push(self, choice_idx: int, text: str, *, is_last: bool) -> None:
         """Give new text of a choice to the guard."""
         if choice_idx in self._over or not (text or is_last):

@@ -49,6 +49,7 @@ from headrace_gateway.input_guard import InputGuard, PendingVerdict
 from headrace_gateway.intake import (
     EncodedPrompt,
     Intake,
+    TtftGoals,
     add_id_prompts,
     make_jobs,
     most_output_tokens,
@@ -81,6 +82,7 @@ class FlowLimits:
 
     request_timeout_s: float = 600.0
     keep_alive_s: float = 10.0
+    ttft_goals: TtftGoals = field(default_factory=TtftGoals)
 
 
 @dataclass
@@ -232,13 +234,15 @@ class RequestFlow:
         )
 
     async def _open(self, visit: Visit, admitted: _Admitted) -> None:
-        visit.jobs = make_jobs(
-            visit.request_id, visit.request, admitted.model, visit.principal, admitted.prompts
-        )
+        visit.jobs = self._jobs(visit, admitted.model, admitted.prompts)
         now_us = unix_us(self.clock)
         deadline_us = now_us + int(self.limits.request_timeout_s * 1e6)
         event = admitted.account.opened(now_us, admitted.hold_nano_usd, deadline_us)
         await self.usage_log.opened(event)
+
+    def _jobs(self, visit: Visit, model: ServedModel, prompts: list[EncodedPrompt]) -> list[Job]:
+        goals = self.limits.ttft_goals
+        return make_jobs(visit.request_id, visit.request, model, visit.principal, prompts, goals)
 
     # --- the work --------------------------------------------------------------------------
 
@@ -319,7 +323,7 @@ class RequestFlow:
             visit.principal, f"{visit.request_id}.m{num_failed}", reserve, visit.request.model
         )
         admitted.model, admitted.prompts, admitted.account = model, prompts, account
-        visit.jobs = make_jobs(visit.request_id, visit.request, model, visit.principal, prompts)
+        visit.jobs = self._jobs(visit, model, prompts)
 
     async def _answer(self, visit: Visit, sink: Sink) -> None:
         deadline_s = visit.started_s + self.limits.request_timeout_s

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
+from itertools import islice
 from typing import Protocol
 
 from headrace_common.errors import HeadraceError
@@ -17,13 +19,15 @@ from headrace_gateway.visit import Visit
 
 MAX_WAITING = 10_000
 _RETRY_S = 1.0
+# In one call.
+_MAX_SENT = 500
 
 
 class ReportTaker(Protocol):
     """What the guard offers here."""
 
-    async def report_sent(self, report: SentReport) -> None:
-        """Take a report."""
+    async def report_sent(self, reports: Sequence[SentReport]) -> None:
+        """Take reports."""
         ...
 
 
@@ -65,7 +69,7 @@ class SentReports:
             self._filled.clear()
             while self._waiting:
                 try:
-                    await self._send_first()
+                    await self._send_some()
                 except HeadraceError:
                     await asyncio.sleep(_RETRY_S)
 
@@ -74,13 +78,15 @@ class SentReports:
         try:
             async with asyncio.timeout(within_s):
                 while self._waiting:
-                    await self._send_first()
+                    await self._send_some()
         except (TimeoutError, HeadraceError):
             self._metrics.sent_reports_dropped.inc(len(self._waiting))
             self._waiting.clear()
 
-    async def _send_first(self) -> None:
-        report = self._waiting[0]
-        await self._guard.report_sent(report)
-        if self._waiting and self._waiting[0] is report:
-            self._waiting.popleft()
+    async def _send_some(self) -> None:
+        """Send what waits, up to a bound; what was dropped meanwhile is not dropped again."""
+        reports = list(islice(self._waiting, _MAX_SENT))
+        await self._guard.report_sent(reports)
+        for report in reports:
+            if self._waiting and self._waiting[0] is report:
+                self._waiting.popleft()

@@ -110,6 +110,31 @@ class GatewaySettings(RpcServiceSettings):
     default_max_tokens: int = Field(
         4096, ge=1, description="Most output tokens of a request that names no limit. Tokens."
     )
+    ttft_slo_priority_ms: int = Field(
+        1000,
+        ge=0,
+        le=600_000,
+        description="Time to first token wanted for priority requests; orders queues. "
+        "0 = none is told. Milliseconds.",
+    )
+    ttft_slo_standard_ms: int = Field(
+        5000,
+        ge=0,
+        le=600_000,
+        description="The same for ordinary requests. Milliseconds.",
+    )
+    ttft_slo_flex_ms: int = Field(
+        60_000,
+        ge=0,
+        le=600_000,
+        description="The same for flex requests and batches. Milliseconds.",
+    )
+    shares_port: bool = Field(
+        False,
+        description="Let further gateway processes listen on the same address (SO_REUSEPORT); the "
+        "kernel spreads connections. Each has an outbox_dir and a metrics_listen of its own, and "
+        "all the same state_url.",
+    )
     max_attempts: int = Field(
         4, ge=1, le=16, description="Most replicas tried for one request, resumes included."
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headrace_common.rpc import method_ref
 from headrace_common.session import SessionCall, SessionClient
 from headrace_contracts.guard.v1 import guard_pb2 as pb
@@ -10,7 +12,7 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["Guard"]
 _INPUT = method_ref(_SERVICE, "CheckInput", pb.CheckInputRequest, pb.CheckInputResponse)
 _OUTPUT = method_ref(_SERVICE, "CheckOutput", pb.CheckOutputRequest, pb.CheckOutputResponse)
 _MODERATE = method_ref(_SERVICE, "Moderate", pb.ModerateRequest, pb.ModerateResponse)
-_SENT = method_ref(_SERVICE, "ReportSent", pb.SentReport, pb.SentReportResponse)
+_SENT = method_ref(_SERVICE, "ReportSentMany", pb.SentReports, pb.SentReportResponse)
 
 InputCall = SessionCall[pb.CheckInputRequest, pb.CheckInputResponse]
 OutputCall = SessionCall[pb.CheckOutputRequest, pb.CheckOutputResponse]
@@ -51,13 +53,14 @@ class GuardClient:
         """
         return await self._session.unary(_MODERATE, request, timeout_s=self._timeout_s)
 
-    async def report_sent(self, report: pb.SentReport) -> None:
-        """Tell what was sent to a client.
+    async def report_sent(self, reports: Sequence[pb.SentReport]) -> None:
+        """Tell what was sent to clients.
 
         Raises:
             HeadraceError: the guard did not take it in time.
         """
-        await self._session.unary(_SENT, report, timeout_s=self._timeout_s)
+        request = pb.SentReports(reports=reports)
+        await self._session.unary(_SENT, request, timeout_s=self._timeout_s)
 
     async def close(self) -> None:
         """End the connection."""
