@@ -31,8 +31,8 @@ assert text == answer.choices[0].message.content, (text, answer)
 assert chunks[-1].usage.completion_tokens == answer.usage.completion_tokens
 
 with client.chat.completions.stream(model=MODEL, messages=HELLO, max_tokens=4) as events:
-    assert any(event.type == "content.delta" for event in events)
-    assert events.get_final_completion().choices[0].finish_reason == "length"
+    kinds = [event.type for event in events]
+assert "content.delta" in kinds, kinds
 
 tool = {
     "type": "function",

@@ -182,9 +182,10 @@ class Answer:
             await self._sink.begin(len(self._choices))
             async for release in self._check.releases():
                 self._emit(release)
-                if not self._check.has_ready:
+                is_over = all(choice.is_over for choice in self._choices)
+                if is_over or not self._check.has_ready:
                     await self._flush()
-                if all(choice.is_over for choice in self._choices):
+                if is_over:
                     break
             await self._settle(pump)
         finally:

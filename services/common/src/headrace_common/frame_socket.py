@@ -73,6 +73,7 @@ class FrameSocket(asyncio.Protocol):
 
     def abort(self) -> None:
         """End the connection now."""
+        self.is_open = False
         if self._transport is not None:
             self._transport.abort()
 

@@ -306,13 +306,18 @@ class SessionClient:
                 raise ReplicaLost(f"The peer at {self.address} cannot be reached.")
             if self._stream is not None:
                 await self._stream.close()
-            stream = self._stream = _ClientStream(self.address)
+            stream = _ClientStream(self.address)
             try:
                 async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                     await stream.connect()
+                # Only now: a half-made one must not be used by others.
+                self._stream = stream
             except TimeoutError as error:
                 self._unreachable_until_s = time.monotonic() + _UNREACHABLE_S
                 raise ReplicaLost(f"The peer at {self.address} does not answer.") from error
             except OSError as error:
                 raise ReplicaLost(f"The peer at {self.address} cannot be reached.") from error
+            finally:
+                if self._stream is not stream:
+                    await stream.close()
             return stream
