@@ -11,7 +11,7 @@ PIP_FLAGS ?= $(if $(CI),-q)
 TESTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status test test-unit test-e2e test-chaos proto fmt lint types arch check \
+.PHONY: help setup up down status test test-unit test-e2e test-chaos clients proto fmt lint types arch check \
 	compose-config compose-up compose-down docs clean
 
 help: ## Print this list
@@ -51,6 +51,9 @@ test-e2e: setup ## Tests with a whole fleet of real processes
 
 test-chaos: setup ## Tests that kill, stall and cut things
 	$(PYTEST) -m chaos tests/e2e $(TESTS)
+
+clients: setup ## Real SDKs against a running fleet: BASE_URL, API_KEY, MODEL (docs/clients.md)
+	$(BIN)/python tests/clients/run.py $(ARGS)
 
 proto: setup ## Regenerate the stubs of all contracts
 	$(BIN)/python services/contracts/generate.py
