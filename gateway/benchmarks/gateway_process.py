@@ -21,6 +21,7 @@ from headrace_contracts.ratelimit.v1 import ratelimit_pb2
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
 from headrace_gateway import app
 from headrace_gateway.app import Gateway
+from headrace_gateway.process_tuning import tune_process
 from headrace_gateway.settings import GatewaySettings
 
 PARTS = ("guard", "admission", "outbox")
@@ -139,6 +140,7 @@ def main() -> None:
             outbox_dir=Path(folder),
             drain_grace_s=1.0,
         )
+        tune_process()
         run(_serve(settings, without))
     telemetry.shutdown()
 

@@ -32,3 +32,29 @@ def test_spans_of_one_trace_are_written_as_json_lines(tmp_path) -> None:
     assert outer["attributes"] == {"litres": 3}
     assert "broken" in bad["error"]
     assert bad["trace_id"] != outer["trace_id"]
+
+
+UNRECORDED = """
+from opentelemetry import trace
+from pathlib import Path
+from headrace_common.telemetry import Telemetry, TelemetrySettings, current_traceparent, span
+telemetry = Telemetry("pump", TelemetrySettings.load(trace_dir=Path({dir!r}), sample_ratio=0.0))
+with span("outer"):
+    outer = current_traceparent()
+    with span("inner"):
+        assert current_traceparent() == outer
+with span("remote", traceparent=outer):
+    assert current_traceparent() == outer
+    with span("child of it"):
+        assert current_traceparent() == outer
+assert current_traceparent() == ""
+with span("unreadable", traceparent="00-zz-zz-00"):
+    assert current_traceparent().endswith(("-00", "-02"))
+telemetry.shutdown()
+"""
+
+
+def test_a_trace_that_nobody_records_is_carried_on_and_not_written(tmp_path) -> None:
+    """Its ids stay the same in every span and at every peer, and the context is left as it was."""
+    subprocess.run([sys.executable, "-c", UNRECORDED.format(dir=str(tmp_path))], check=True)
+    assert (tmp_path / "pump.jsonl").read_text() == ""

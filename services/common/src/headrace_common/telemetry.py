@@ -10,16 +10,23 @@ import json
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import ClassVar
 
-from opentelemetry import propagate, trace
+from opentelemetry import context, propagate, trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
-from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    TraceFlags,
+)
 from pydantic import Field
 
 from headrace_common.settings import ServiceSettings, config
@@ -27,6 +34,8 @@ from headrace_common.settings import ServiceSettings, config
 _MAX_FILE_BYTES = 64 * 2**20
 # A proxy until `Telemetry` sets the provider.
 _TRACER = trace.get_tracer("headrace")
+# Flags at the end of a trace context: not sampled, with or without a random id.
+_UNSAMPLED = ("-00", "-02")
 
 Attributes = Mapping[str, str | int | float | bool]
 
@@ -142,10 +151,32 @@ def span(
     """
     if traceparent is None:
         current = trace.get_current_span()
-        context = current.get_span_context()
-        if context.is_valid and not context.trace_flags.sampled:
+        place = current.get_span_context()
+        if place.is_valid and not place.trace_flags.sampled:
             return nullcontext(current)
+    elif traceparent.endswith(_UNSAMPLED):
+        with suppress(ValueError):
+            return _Unrecorded(traceparent)
     return _recorded(name, traceparent, kind, attributes)
+
+
+class _Unrecorded(AbstractContextManager[Span]):
+    """Carries on a trace that nobody records; raises `ValueError` if it cannot be read."""
+
+    __slots__ = ("_span", "_token")
+
+    def __init__(self, traceparent: str) -> None:
+        _, trace_id, span_id, flags = traceparent.split("-")
+        self._span = NonRecordingSpan(
+            SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(int(flags, 16)))
+        )
+
+    def __enter__(self) -> Span:
+        self._token = context.attach(trace.set_span_in_context(self._span))
+        return self._span
+
+    def __exit__(self, *exc_info: object) -> None:
+        context.detach(self._token)
 
 
 @contextmanager
@@ -167,10 +198,10 @@ def start_span(name: str, traceparent: str, *, kind: SpanKind = SpanKind.SERVER)
 
 def current_traceparent() -> str:
     """Return the W3C trace context of the current span; empty if there is none."""
-    context = trace.get_current_span().get_span_context()
-    if not context.is_valid:
+    place = trace.get_current_span().get_span_context()
+    if not place.is_valid:
         return ""
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+    return f"00-{place.trace_id:032x}-{place.span_id:016x}-{place.trace_flags:02x}"
 
 
 def sampled_traceparent() -> str:
@@ -182,5 +213,5 @@ def sampled_traceparent() -> str:
 
 def current_trace_id() -> str:
     """Return the current trace id as 32 hex digits; empty if there is none."""
-    context = trace.get_current_span().get_span_context()
-    return f"{context.trace_id:032x}" if context.is_valid else ""
+    place = trace.get_current_span().get_span_context()
+    return f"{place.trace_id:032x}" if place.is_valid else ""
