@@ -12,6 +12,7 @@ from headrace_gateway.batch_api.batch_routes import BatchBody
 from headrace_gateway.embeddings import EmbeddingsBody
 from headrace_gateway.messages_api.bodies import CountBody, MessagesBody
 from headrace_gateway.openai_bodies import ChatBody, CompletionBody
+from headrace_gateway.openapi_answers import ANSWERS
 from headrace_gateway.openapi_examples import EXAMPLES, Json
 from headrace_gateway.responses_api.bodies import ResponsesBody
 from headrace_gateway.tokenize_api import DetokenizeBody, TokenizeBody
@@ -89,7 +90,12 @@ def add_hot_paths(app: FastAPI) -> None:
                 schema["paths"].setdefault(path, {})["post"] = _operation(path, body)
             known = schema.setdefault("components", {})
             known.setdefault("schemas", {}).update(
-                {**components, "Error": _ERROR, "MessagesError": _MESSAGES_ERROR}
+                {
+                    **components,
+                    **dict(ANSWERS.values()),
+                    "Error": _ERROR,
+                    "MessagesError": _MESSAGES_ERROR,
+                }
             )
             known["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             app.openapi_schema = schema
@@ -106,7 +112,10 @@ def _request_schemas() -> tuple[dict[str, Json], Json]:
 
 def _operation(path: str, body: Json) -> Json:
     is_stream = path in _STREAMS
-    content: Json = {"application/json": {"schema": {"type": "object"}}}
+    answer: Json = {"type": "object"}
+    if path in ANSWERS:
+        answer = {"$ref": _REF.format(name=ANSWERS[path][0])}
+    content: Json = {"application/json": {"schema": answer}}
     if is_stream:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     return {
