@@ -66,6 +66,7 @@ class TestLostWorkers:
         """A worker that dies after some tokens changes nothing of text and usage."""
         fleet = fleet_of_two
         undisturbed = (await ask(fleet, seed=11, n=n)).json()
+        await fleet.settled()
         used = fleet.workers[0] if fleet.workers[0].worker.requests else fleet.workers[1]
         used.worker.switches.die_after_tokens = 5 * n
         options = {"include_usage": True} if streaming else None

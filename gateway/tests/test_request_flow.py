@@ -57,12 +57,25 @@ class FullUsageLog:
         raise ConnectionAbortedError(event.request_id)
 
 
+class Verdict:
+    """Nothing was found."""
+
+    elapsed_s = 0.0
+
+    async def result(self) -> dict[int, str]:
+        await asyncio.sleep(0)
+        return {}
+
+    def cancel(self) -> None:
+        """Nobody waits for it."""
+
+
 class Guard:
     """Finds nothing."""
 
-    async def check(self, *_: object) -> dict[int, str]:
+    async def ask(self, *_: object) -> Verdict:
         await asyncio.sleep(0)
-        return {}
+        return Verdict()
 
 
 class Intake:
