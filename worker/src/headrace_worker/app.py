@@ -31,6 +31,7 @@ from headrace_worker.engine.output import RequestOutput
 from headrace_worker.engine.request import Finish
 from headrace_worker.engine.scheduler import SchedulerLimits
 from headrace_worker.generate_events import finish_reason, token_usage
+from headrace_worker.kernels.rounding import Rounding
 from headrace_worker.kv_events import KvPublisher
 from headrace_worker.metrics import WorkerMetrics
 from headrace_worker.model_host import ModelHost, ReadyModel
@@ -77,6 +78,7 @@ class WorkerApp:
             settings.cache_dir,
             settings.kv_capacity_tokens,
             settings.num_threads,
+            Rounding[settings.activations.upper()],
         )
         self._load = load or self._host.load
         self.replica = ReplicaRef(worker_id=settings.worker_id, incarnation=new_incarnation(clock))

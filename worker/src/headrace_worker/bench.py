@@ -22,6 +22,7 @@ from headrace_common.errors import HeadraceError
 from headrace_worker.engine.direct import DirectEngine, limits_for
 from headrace_worker.engine.output import RequestOutput
 from headrace_worker.engine.request import Request, SamplingParams, StopParams
+from headrace_worker.kernels.rounding import Rounding
 from headrace_worker.model_host import ModelHost, ReadyModel
 from headrace_worker.settings import default_cache_dir
 
@@ -35,7 +36,7 @@ class Sizes:
     prompt_tokens: int = 512
     context_tokens: int = 128
     output_tokens: int = 32
-    batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
+    batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
 
 
 class Bench:
@@ -144,11 +145,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="GGUF file or model folder",
     )  # fmt: skip
     parser.add_argument("--threads", type=int, default=1, help="compute threads")
+    parser.add_argument(
+        "--activations", choices=[each.name.lower() for each in Rounding], default="int16",
+        help="what activations are rounded to",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="for scripts")
     args = parser.parse_args(arguments)
     started = time.perf_counter()
     try:
-        model = ModelHost(args.model, default_cache_dir(), 16_384, args.threads).load()
+        rounding = Rounding[args.activations.upper()]
+        model = ModelHost(args.model, default_cache_dir(), 16_384, args.threads, rounding).load()
     except HeadraceError as error:
         sys.stderr.write(f"{error.public_message}\n")
         return 1

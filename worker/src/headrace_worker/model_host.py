@@ -10,6 +10,7 @@ import psutil
 from headrace_common.blocks import BLOCK_SIZE_TOKENS
 from headrace_worker.engine.engine import StepRunner
 from headrace_worker.engine.token_table import TokenTable
+from headrace_worker.kernels.rounding import Rounding
 from headrace_worker.model.info import ModelInfo
 from headrace_worker.model.loader import load_model
 from headrace_worker.model.runner import ModelRunner
@@ -41,13 +42,20 @@ class ModelHost:
         cache_dir: where prepared models and compiled kernels are kept.
         kv_capacity_tokens: size of the KV pool; 0 = by memory.
         num_threads: compute threads.
+        rounding: of activations.
     """
 
     def __init__(
-        self, model_path: Path, cache_dir: Path, kv_capacity_tokens: int, num_threads: int
+        self,
+        model_path: Path,
+        cache_dir: Path,
+        kv_capacity_tokens: int,
+        num_threads: int,
+        rounding: Rounding = Rounding.FLOAT32,
     ) -> None:
         self._model_path, self._cache_dir = model_path, cache_dir
         self._kv_capacity_tokens, self._num_threads = kv_capacity_tokens, num_threads
+        self._rounding = rounding
         # Share of loading done; may be read from any thread.
         self.progress_ratio = 0.0
 
@@ -67,6 +75,7 @@ class ModelHost:
             num_blocks,
             num_threads=self._num_threads,
             kernel_cache_dir=self._cache_dir / "kernels",
+            rounding=self._rounding,
         )
         self.progress_ratio = _MAPPED_RATIO
         runner.warm_up()

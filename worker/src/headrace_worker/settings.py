@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field, SecretStr
 
@@ -54,6 +54,11 @@ class WorkerSettings(RpcServiceSettings):
         "memory, at most 1 GiB.",
     )
     num_threads: int = Field(1, ge=1, le=256, description="Compute threads.")
+    activations: Literal["float32", "int16", "int8"] = Field(
+        "int16",
+        description="What activations are rounded to before quantised matrices: float32 is exact, "
+        "int16 next to exact, int8 fastest; docs/cpu-backend.md has the cost in accuracy.",
+    )
     token_budget_tokens: int = Field(
         256,
         ge=1,

@@ -22,8 +22,10 @@ from headrace_worker.kernels.blocks import (
     from_float,
     from_gguf,
 )
-from headrace_worker.kernels.native import NativeKernels, TokenPlan
+from headrace_worker.kernels.native import NativeKernels
+from headrace_worker.kernels.native_types import TokenPlan
 from headrace_worker.kernels.plan import Scoring
+from headrace_worker.kernels.rounding import Rounding
 from headrace_worker.model.batch import Row, build_batch
 
 KINDS = ("F32", "Q4_0", "Q4_1", "Q5_0", "Q8_0")
@@ -117,6 +119,45 @@ def test_linear_equals_its_twin(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rounding", [Rounding.INT16, Rounding.INT8])
+def test_rounded_rows_equal_their_twin(
+    kernels: NativeKernels, kind: str, rounding: Rounding
+) -> None:
+    """Rows of all sizes, zeros among them, round and multiply as the twin does."""
+    blocks, _ = matrix(kind, 37, 1056)
+    for num_rows in (1, 2, 3, 4, 5, 8, 11, 130):
+        x = randn(num_rows, num_rows, 1056) * torch.logspace(-3, 3, num_rows).unsqueeze(1)
+        x[:, :64] = 0
+        expected = reference.rounded_linear(x, blocks, rounding)
+        error = (kernels.linear(x, blocks, rounding) - expected).abs().amax(dim=1)
+        assert (error < 1e-5 * expected.abs().amax(dim=1)).all()
+
+
+def test_rounding_errors_are_those_of_the_type() -> None:
+    """Of a product of 576: about a hundredth with int8, some 1e-5 with int16."""
+    blocks, weight = matrix("Q4_1", 64, 576)
+    x = randn(1, 50, 576)
+    expected = x.double() @ weight.double().T
+    for rounding, error in ((Rounding.INT16, 5e-5), (Rounding.INT8, 1.5e-2)):
+        result = reference.rounded_linear(x, blocks, rounding)
+        assert error / 10 < (result - expected).std() / expected.std() < error
+
+
+@pytest.mark.parametrize("rounding", list(Rounding))
+def test_broken_rows_spoil_themselves_only(kernels: NativeKernels, rounding: Rounding) -> None:
+    """A NaN or an infinity makes its own row NaN or infinite and no other."""
+    blocks, _ = matrix("Q4_1", 20, 64)
+    x = randn(1, 9, 64)
+    expected = kernels.linear(x, blocks, rounding)
+    x[2, 5], x[7, 40] = float("nan"), float("inf")
+    result = kernels.linear(x, blocks, rounding)
+    is_good = torch.ones(9, dtype=torch.bool)
+    is_good[[2, 7]] = False
+    assert torch.equal(result[is_good], expected[is_good])
+    assert not result[~is_good].isfinite().any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_linear_reads_each_weight_exactly(kernels: NativeKernels, kind: str) -> None:
     """A row of the identity gives a column, bit for bit."""
     blocks, weight = matrix(kind, 11, 64)
@@ -124,13 +165,18 @@ def test_linear_reads_each_weight_exactly(kernels: NativeKernels, kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_do_not_depend_on_their_mates(kernels: NativeKernels, kind: str) -> None:
-    """A row alone and the same among 2 to 19 others has the same bits."""
-    blocks, _ = matrix(kind, 37, 96)
-    x = randn(3, 20, 96)
-    alone = torch.cat([kernels.linear(row.unsqueeze(0), blocks) for row in x])
-    for num_rows in range(2, 21):
-        assert torch.equal(kernels.linear(x[:num_rows], blocks), alone[:num_rows])
+@pytest.mark.parametrize("rounding", list(Rounding))
+def test_rows_do_not_depend_on_their_mates(
+    kernels: NativeKernels, kind: str, rounding: Rounding
+) -> None:
+    """A row alone and the same among 2 to 129 others, on one thread or three, has the same bits."""
+    blocks, _ = matrix(kind, 85, 320)
+    threads = native.NativeKernels(compiler.ensure_compiled(compiler.default_cache_dir()), 3)
+    x = randn(3, 130, 320)
+    alone = torch.cat([kernels.linear(row.unsqueeze(0), blocks, rounding) for row in x])
+    for num_rows in (2, 3, 4, 5, 6, 7, 8, 9, 130):
+        for each in (kernels, threads):
+            assert torch.equal(each.linear(x[:num_rows], blocks, rounding), alone[:num_rows])
 
 
 @pytest.mark.parametrize("size", [8, 64, 576])
@@ -205,42 +251,43 @@ def test_no_compiler_falls_back(
     monkeypatch.setattr(compiler.shutil, "which", lambda _name: None)
     assert dispatch.native_for("cpu", tmp_path) is None
     assert [record.getMessage() for record in caplog.records] == [
-        "decoding without compiled kernels: there is no C compiler 'cc'"
+        "computing without compiled kernels: there is no C compiler 'cc'"
     ]
 
 
-def broken(find: str, put: str, folder: Path) -> Path:
-    """Copy the sources with a mistake in linear.c."""
-    shutil.copytree(compiler._SOURCES, folder)
-    source = (folder / "linear.c").read_text()
+def broken(name: str, find: str, put: str, folder: Path) -> Path:
+    """Copy the sources with a mistake in one of them."""
+    shutil.copytree(compiler.SOURCES, folder)
+    source = (folder / name).read_text()
     assert find in source
-    (folder / "linear.c").write_text(source.replace(find, put))
+    (folder / name).write_text(source.replace(find, put))
     return folder
 
 
 @pytest.mark.parametrize(
-    ("find", "put", "said"),
+    ("name", "find", "put", "said"),
     [
-        ("scale, offset)", "scale * 1.01f, offset)", "fail their check (kind 1)"),
-        ("f32x8) * scale;", "f32x8);", "fail their check (kind 2)"),
-        ("block->scales[i / 2]", "block->scales[0]", "fail their check (kind 3)"),
-        ("void hr_linear", "vid hr_linear", "could not be compiled"),
+        ("linear.c", "scale[v], offset[v])", "scale[v], scale[v])", "(kind 1, float32)"),
+        ("linear_rounded.c", "packed & 0x0f0f0f0fu", "packed & 0x07070707u", "(kind 1, int8)"),
+        ("attention.c", "lane < first", "lane <= first", "check (attention)"),
+        ("linear.c", "void run_product", "vid run_product", "could not be compiled"),
     ],
 )
 def test_broken_kernels_are_not_used(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    name: str,
     find: str,
     put: str,
     said: str,
 ) -> None:
     """Kernels that compute something else, or do not compile, are refused and leave no debris."""
-    monkeypatch.setattr(compiler, "_SOURCES", broken(find, put, tmp_path / "src"))
-    monkeypatch.setattr(compiler, "_FLAGS", ("-O0", *compiler._FLAGS[1:]))
+    monkeypatch.setattr(compiler, "SOURCES", broken(name, find, put, tmp_path / "src"))
+    monkeypatch.setattr(compiler, "FLAGS", ("-O0", *compiler.FLAGS[1:]))
     assert dispatch.native_for("cpu", tmp_path / "cache") is None
     assert said in caplog.text
-    assert not list((tmp_path / "cache").glob("*.tmp-*"))
+    assert not list((tmp_path / "cache").glob("tmp-*"))
 
 
 def test_compiled_once(kernels: NativeKernels, monkeypatch: pytest.MonkeyPatch) -> None:

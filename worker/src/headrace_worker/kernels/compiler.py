@@ -12,12 +12,14 @@ import os
 import platform
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from headrace_common.errors import Unavailable
 
-_SOURCES = Path(__file__).parent / "cpu"
-_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-ffp-contract=off", "-shared", "-fPIC")
+SOURCES = Path(__file__).parent / "cpu"
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-pthread")
 _TIMEOUT_S = 120
 _CPU_INFO = Path("/proc/cpuinfo")
 
@@ -52,22 +54,32 @@ def ensure_compiled(cache_dir: Path, compiler: str = "cc") -> Path:
 
 
 def _compile(program: str, library: Path) -> None:
-    unfinished = library.with_suffix(f".tmp-{os.getpid()}")
-    sources = sorted(str(path) for path in _SOURCES.glob("*.c"))
-    try:
-        done = _run([program, *_FLAGS, *sources, "-lm", "-o", str(unfinished)])
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise Unavailable(f"the kernels could not be compiled: {last}")
+    """Compile all sources side by side and put the library in its place in one go."""
+    with TemporaryDirectory(prefix="tmp-", dir=library.parent) as folder:
+        sources = sorted(SOURCES.glob("*.c"))
+        objects = [str(Path(folder) / f"{source.stem}.o") for source in sources]
+        commands = [
+            [program, *FLAGS, "-c", str(source), "-o", target]
+            for source, target in zip(sources, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            for done in threads.map(_run, commands):
+                _check(done)
+        unfinished = Path(folder) / library.name
+        _check(_run([program, *FLAGS, "-shared", *objects, "-lm", "-o", str(unfinished)]))
         unfinished.rename(library)
-    finally:
-        unfinished.unlink(missing_ok=True)
+
+
+def _check(done: subprocess.CompletedProcess[str]) -> None:
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise Unavailable(f"the kernels could not be compiled: {last}")
 
 
 def _identity(program: str) -> str:
-    digest = hashlib.sha256(" ".join((*_FLAGS, platform.machine(), _cpu_features())).encode())
+    digest = hashlib.sha256(" ".join((*FLAGS, platform.machine(), _cpu_features())).encode())
     digest.update(_run([program, "--version"]).stdout.encode())
-    for path in sorted(_SOURCES.iterdir()):
+    for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -73,7 +73,9 @@ def _triton() -> Kernels:
     return kernels
 
 
-def native_for(backend: str, cache_dir: Path | None = None) -> NativeKernels | None:
+def native_for(
+    backend: str, cache_dir: Path | None = None, num_threads: int = 1
+) -> NativeKernels | None:
     """Return the C kernels of a backend; None if it has none or they cannot be made here.
 
     The second case is logged: everything works without them, only slower.
@@ -81,11 +83,12 @@ def native_for(backend: str, cache_dir: Path | None = None) -> NativeKernels | N
     Args:
         backend: "cpu" has them, "torch" does without.
         cache_dir: where compiled kernels are kept; None = a folder in the user's home.
+        num_threads: threads that they compute with.
     """
     if backend != _CPU:
         return None
     try:
-        return NativeKernels(ensure_compiled(cache_dir or default_cache_dir()))
+        return NativeKernels(ensure_compiled(cache_dir or default_cache_dir()), num_threads)
     except Unavailable as error:
-        _log.warning("decoding without compiled kernels: %s", error)
+        _log.warning("computing without compiled kernels: %s", error)
         return None

@@ -9,8 +9,16 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
-from headrace_worker.kernels.blocks import GROUP, KIND_F32, KIND_Q8, KIND_Q8_HALVES, BlockMatrix
+from headrace_worker.kernels.blocks import (
+    GROUP,
+    KIND_F32,
+    KIND_Q4,
+    KIND_Q8,
+    KIND_Q8_HALVES,
+    BlockMatrix,
+)
 from headrace_worker.kernels.plan import AttentionPlan, DecodeGroup, PrefillRow, Scoring
+from headrace_worker.kernels.rounding import Rounding
 
 
 def dequantised(weight: BlockMatrix) -> torch.Tensor:
@@ -36,6 +44,22 @@ def dequantised(weight: BlockMatrix) -> torch.Tensor:
 def linear(x: torch.Tensor, weight: BlockMatrix) -> torch.Tensor:
     """Return x W^T; x: (T, in)."""
     return F.linear(x, dequantised(weight))
+
+
+def rounded(x: torch.Tensor, largest: int) -> torch.Tensor:
+    """Return x with each group of 32 rounded to *largest* steps of its largest value."""
+    groups = x.view(len(x), -1, GROUP)
+    top = groups.abs().amax(dim=-1, keepdim=True)
+    factor = torch.where(top > 0, largest / top, 0.0)
+    return ((groups * factor).round() * (top / largest)).view(x.shape)
+
+
+def rounded_linear(x: torch.Tensor, weight: BlockMatrix, rounding: Rounding) -> torch.Tensor:
+    """Return x W^T of rounded rows; see `Rounding` for which type meets which weights."""
+    if rounding == Rounding.FLOAT32 or weight.kind == KIND_F32:
+        return linear(x, weight)
+    is_int8 = rounding == Rounding.INT8 and weight.kind == KIND_Q4
+    return linear(rounded(x, 127 if is_int8 else 32767), weight)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

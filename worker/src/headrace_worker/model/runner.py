@@ -14,9 +14,10 @@ import torch
 
 from headrace_common.blocks import BLOCK_SIZE_TOKENS
 from headrace_worker.kernels.dispatch import kernels_for, native_for
+from headrace_worker.kernels.rounding import Rounding
 from headrace_worker.model.batch import Batch, Row, build_batch
+from headrace_worker.model.compiled_step import compiled_step
 from headrace_worker.model.decoder import Decoder
-from headrace_worker.model.few_tokens import MAX_ROW_TOKENS, FewTokensStep, few_tokens_step
 from headrace_worker.model.info import ModelInfo
 from headrace_worker.model.loader import load_model
 from headrace_worker.model.weights import ON_CPU, LoadedModel, Placement, placed
@@ -31,9 +32,9 @@ _WARM_UP_TOKENS = 8
 class ModelRunner:
     """Runs batches over a paged KV pool that it owns.
 
-    The pool takes memory when its blocks are first used. A row's result does not depend on what
-    else is in the batch, beyond float32 rounding; with compiled kernels, a decode's not even by
-    that.
+    The pool takes memory when its blocks are first used. A row's result depends neither on what
+    else is in the batch nor on how it is cut into steps, beyond float32 rounding; with compiled
+    kernels, not even by that.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class ModelRunner:
         backend: str = "cpu",
         kernel_cache_dir: Path | None = None,
         placement: Placement = ON_CPU,
+        rounding: Rounding = Rounding.FLOAT32,
     ) -> None:
         """Load the model unless it is loaded, and set up the pool.
 
@@ -52,15 +54,15 @@ class ModelRunner:
             model: a loaded model, or a prepared or Hugging Face folder.
             num_blocks: blocks of the KV pool; ids are 0 .. num_blocks - 1, all usable.
             block_size: tokens per block.
-            num_threads: compute threads of the whole process.
+            num_threads: compute threads.
             backend: name of a kernel backend.
             kernel_cache_dir: where compiled kernels are kept; None = in the user's home.
             placement: device and type of weights and KV; the backend "cpu" takes the default only.
+            rounding: what compiled kernels round activations to.
 
         Raises:
             InvalidRequest: the model is of a kind that this engine does not compute.
         """
-        torch.set_num_threads(num_threads)
         loaded = load_model(model) if isinstance(model, Path) else model
         self.info: ModelInfo = loaded.info
         self.num_blocks = num_blocks
@@ -68,8 +70,11 @@ class ModelRunner:
         self._kernels, self._device = kernels_for(backend), torch.device(placement.device)
         weights = loaded.weights if placement == ON_CPU else placed(loaded.weights, placement)
         self._model = Decoder(loaded.config, weights, self._kernels)
-        native = native_for(backend, kernel_cache_dir) if placement == ON_CPU else None
-        self._few_tokens = few_tokens_step(loaded, native) if native else None
+        on_cpu = placement == ON_CPU
+        native = native_for(backend, kernel_cache_dir, num_threads) if on_cpu else None
+        self._compiled = compiled_step(loaded, native, rounding) if native else None
+        # Two sets of threads would fight for the cores.
+        torch.set_num_threads(1 if self._compiled else num_threads)
         config = loaded.config
         shape = (
             config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim,
@@ -78,8 +83,8 @@ class ModelRunner:
 
     @property
     def uses_compiled_kernels(self) -> bool:
-        """Whether short rows go through the C kernels."""
-        return self._few_tokens is not None
+        """Whether steps go through the C kernels."""
+        return self._compiled is not None
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[Row]) -> torch.Tensor:
@@ -94,40 +99,20 @@ class ModelRunner:
         Returns:
             (sum of num_logits, V) float32 in row order, owned by the caller.
         """
-        if self._few_tokens is None:
-            return self._forward_torch(rows)
-        is_short = [len(row.token_ids) <= MAX_ROW_TOKENS for row in rows]
-        if all(is_short):
-            return self._few_tokens(rows, self._kv)
-        if not any(is_short):
-            return self._forward_torch(rows)
-        return self._forward_mixed(rows, is_short, self._few_tokens)
+        if self._compiled is not None:
+            return self._compiled(rows, self._kv)
+        return self._model.forward(self._batch(rows), self._kv).float().cpu()
 
     @torch.inference_mode()
     def hidden(self, rows: Sequence[Row]) -> torch.Tensor:
         """Compute a step like `forward`, up to the last norm; (sum of num_logits, E)."""
+        if self._compiled is not None:
+            return self._compiled(rows, self._kv, logits=False)
         batch = self._batch(rows)
         return self._model.hidden(batch, self._kv, batch.logit_idx).float().cpu()
 
-    def _forward_torch(self, rows: Sequence[Row]) -> torch.Tensor:
-        return self._model.forward(self._batch(rows), self._kv).float().cpu()
-
     def _batch(self, rows: Sequence[Row]) -> Batch:
         return build_batch(rows, self.block_size, self._kernels.make_plan, self._device)
-
-    def _forward_mixed(
-        self, rows: Sequence[Row], is_short: Sequence[bool], few_tokens: FewTokensStep
-    ) -> torch.Tensor:
-        """Compute short and long rows each in their way; no row reads what another writes."""
-        parts = [
-            [row for row, s in zip(rows, is_short, strict=True) if s is w] for w in (True, False)
-        ]
-        results = few_tokens(parts[0], self._kv), self._forward_torch(parts[1])
-        logits = torch.empty(sum(map(len, results)), results[0].shape[1])
-        owner = [s for row, s in zip(rows, is_short, strict=True) for _ in range(row.num_logits)]
-        is_short_logit = torch.tensor(owner, dtype=torch.bool)
-        logits[is_short_logit], logits[~is_short_logit] = results
-        return logits
 
     def sample(self, logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[Sampled]:
         """Draw one token per row; see `headrace_worker.sampling.sample`."""

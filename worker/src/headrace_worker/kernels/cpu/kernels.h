@@ -1,18 +1,19 @@
 /* Types and shapes that all operations share. Plain C with GCC vector extensions (GCC, Clang): eight
  * float lanes, which become AVX, half an AVX-512 register or two NEON registers.
  *
- * Every sum of a row runs in one fixed order, whatever the number of rows: a row's result does not
- * depend on its batch mates, bit for bit. */
+ * Every sum of a row runs in one fixed order, whatever the number of rows: a row's result depends
+ * neither on its batch mates nor on how its tokens were cut into steps, bit for bit. */
 #ifndef HEADRACE_KERNELS_H
 #define HEADRACE_KERNELS_H
 
 #include <stdint.h>
-#if defined(__AVX2__) || defined(__FMA__)
+#if defined(__AVX2__) || defined(__FMA__) || defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
 #define LANES 8
 #define GROUP 32 /* weights that share a scale; every matrix has a multiple of it as columns */
+#define INLINE static inline __attribute__((always_inline))
 
 typedef float f32x8 __attribute__((vector_size(32)));
 typedef int32_t i32x8 __attribute__((vector_size(32)));
@@ -39,11 +40,14 @@ typedef struct {
     int8_t values[GROUP];
 } q8_halves_block;
 
-/* A matrix (num_out, num_in), row after row. */
+/* A matrix (num_out, num_in), row after row, or in panels (panels.h). */
 typedef struct {
     const void *blocks;
     int64_t kind, num_out, num_in;
 } matrix;
+
+/* How the rows that a matrix is multiplied with are rounded before; see quantise.c. */
+enum { EXACT = 0, INT16 = 1, INT8 = 2 };
 
 /* One layer's KV pool and who sees what. All tables follow one another in `block_ids`. */
 typedef struct {
@@ -131,7 +135,6 @@ static inline f32x8 tanh8(f32x8 x) {
     return splat(1.0f) - splat(2.0f) / (e + splat(1.0f));
 }
 
-void hr_linear(const float *x, const matrix *w, float *y, int64_t num_rows, int64_t accumulate);
 void hr_rms_norm(const float *x, const float *weight, float *y, int64_t num_rows, int64_t size,
                  float eps);
 void hr_silu_mul(const float *gate_up, float *y, int64_t num_rows, int64_t size);
@@ -141,7 +144,5 @@ void hr_rope(float *x, const float *cos, const float *sin, int64_t num_rows, int
              int64_t num_heads, int64_t head_dim);
 void hr_write_kv(const float *k, const float *v, int64_t row_stride, const kv_view *kv,
                  int64_t num_rows, const head_shape *heads);
-void hr_attention(const float *q, int64_t row_stride, float *y, float *scores, const kv_view *kv,
-                  int64_t num_rows, const head_shape *heads, const scoring *how);
 
 #endif

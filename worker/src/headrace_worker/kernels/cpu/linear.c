@@ -1,116 +1,116 @@
-/* y = x W^T (or y += x W^T) for few rows, W in blocks.
- *
- * Weights become float32 in registers and are used for up to eight rows; per output one vector
- * accumulator runs over the columns in order. Reads W once per eight rows. */
-#include "kernels.h"
+/* Products in float32: weights become float32 in a small buffer, which all rows then share. */
+#include "linear.h"
 
-/* The rows of a tile are short runs, which the hardware's own prefetch is late for: without this,
- * one row takes two to three times as long. */
-#define AHEAD_BYTES 4096
-#define CACHE_LINE 64
+#include <string.h>
 
-#define INLINE static inline __attribute__((always_inline))
+#include "tile.h"
 
-/* The 32 weights of group `g` of a row. */
-INLINE void weights_of(int kind, const void *row, int64_t g, f32x8 w[4]) {
-    if (kind == KIND_Q4) {
-        const q4_block *block = (const q4_block *)row + g;
-        f32x8 scale = splat(block->scale), offset = splat(block->offset);
-        for (int half = 0; half < 2; half++) {
-            i32x8 wide = widen_unsigned(block->nibbles + LANES * half);
-            w[half] = fma8(__builtin_convertvector(wide & 15, f32x8), scale, offset);
-            w[half + 2] = fma8(__builtin_convertvector(wide >> 4, f32x8), scale, offset);
+#define DEPTH 256 /* lines of 16 weights in the buffer; 16 KiB */
+
+INLINE void dequantise_q4(const q4_panel *from, float *to) {
+    fvec scale[VECS], offset[VECS];
+    for (int v = 0; v < VECS; v++) {
+        scale[v] = loadv(from->scale + v * WIDTH);
+        offset[v] = loadv(from->offset + v * WIDTH);
+    }
+#pragma GCC unroll 1
+    for (int quad = 0; quad < QUADS / 2; quad++, to += 4 * PANEL)
+#pragma GCC unroll 2
+        for (int v = 0; v < VECS; v++) {
+            uvec packed = (uvec)loadi(from->quads[quad][v * WIDTH]);
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++, packed >>= 4) {
+                const int k = i % 2 * (GROUP / 2) + i / 2;
+                storev(to + k * PANEL + v * WIDTH,
+                       fmav(to_float((ivec)(packed & 15)), scale[v], offset[v]));
+            }
         }
-    } else if (kind == KIND_Q8) {
-        const q8_block *block = (const q8_block *)row + g;
-        f32x8 scale = splat(block->scale);
-        for (int i = 0; i < 4; i++)
-            w[i] = __builtin_convertvector(widen_signed(block->values + LANES * i), f32x8) * scale;
-    } else if (kind == KIND_Q8_HALVES) {
-        const q8_halves_block *block = (const q8_halves_block *)row + g;
-        for (int i = 0; i < 4; i++)
-            w[i] = __builtin_convertvector(widen_signed(block->values + LANES * i), f32x8) *
-                   splat(block->scales[i / 2]);
+}
+
+INLINE void dequantise_q8(const int8_t quads[QUADS][PANEL][4], const float *low, const float *high,
+                          float *to) {
+    for (int v = 0; v < VECS; v++)
+        for (int quad = 0; quad < QUADS; quad++) {
+            const fvec scale = loadv((quad < QUADS / 2 ? low : high) + v * WIDTH);
+            const ivec packed = loadi(quads[quad][v * WIDTH]);
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++)
+                storev(to + (4 * quad + i) * PANEL + v * WIDTH,
+                       to_float(packed << (24 - 8 * i) >> 24) * scale);
+        }
+}
+
+static void dequantise(const matrix *m, int64_t panel, int64_t group, int64_t num_groups, float *to) {
+    for (int64_t g = group; g < group + num_groups; g++, to += GROUP * PANEL) {
+        const void *from = panel_group(m, m->kind, panel, g);
+        if (m->kind == KIND_Q4) {
+            dequantise_q4(from, to);
+        } else if (m->kind == KIND_Q8) {
+            const q8_panel *q8 = from;
+            dequantise_q8(q8->quads, q8->scale, q8->scale, to);
+        } else if (m->kind == KIND_Q8_HALVES) {
+            const q8_halves_panel *q8 = from;
+            dequantise_q8(q8->quads, q8->scales[0], q8->scales[1], to);
+        } else {
+            memcpy(to, from, sizeof(f32_panel));
+        }
+    }
+}
+
+/* `panels` panels at once for one or two rows, which keep too few sums going otherwise. */
+INLINE void multiply_panels(const product *p, int panels, int64_t panel, int64_t row, int64_t rows) {
+    float weights[DEPTH * PANEL], sums[ROWS_OF_ITEM * PANEL] = {0};
+    const int64_t num_in = p->w->num_in, depth = DEPTH / panels;
+    for (int64_t k = 0, size; k < num_in; k += size) {
+        size = num_in - k < depth ? num_in - k : depth;
+        for (int i = 0; i < panels; i++)
+            dequantise(p->w, panel + i, k / GROUP, size / GROUP, weights + i * depth * PANEL);
+        const float *x = p->x + row * num_in + k;
+        if (panels == 4)
+            multiply(1, 4, x, num_in, weights, depth * PANEL, NULL, 0, size, sums);
+        else if (panels == 2)
+            multiply(2, 2, x, num_in, weights, depth * PANEL, NULL, 0, size, sums);
+        else
+            for (int64_t r = 0; r < rows; r += MAX_TILE_ROWS)
+                multiply_rows(rows - r, x + r * num_in, num_in, weights, NULL, 0, size,
+                              sums + r * PANEL);
+    }
+    for (int i = 0; i < panels; i++)
+        put_panel(p, sums + i * PANEL, panels * PANEL, panel + i, row, rows);
+}
+
+void multiply_exact(const product *p, int64_t panel, int64_t num, int64_t row, int64_t rows) {
+    if (rows == 1 && num == 4) {
+        multiply_panels(p, 4, panel, row, 1);
+    } else if (rows == 2 && num == 2) {
+        multiply_panels(p, 2, panel, row, 2);
     } else {
-        for (int i = 0; i < 4; i++)
-            w[i] = load8((const float *)row + GROUP * g + LANES * i);
+        for (int64_t i = 0; i < num; i++) multiply_panels(p, 1, panel + i, row, rows);
     }
 }
 
-INLINE int64_t group_bytes(int kind) {
-    if (kind == KIND_Q4) return sizeof(q4_block);
-    if (kind == KIND_Q8) return sizeof(q8_block);
-    return kind == KIND_Q8_HALVES ? sizeof(q8_halves_block) : GROUP * sizeof(float);
+/* Panels of one item: enough to be worth handing out, and what `multiply_exact` likes. */
+static int64_t panels_of_item(const product *p) {
+    if (p->q) return p->num_rows < 8 ? 4 : 1;
+    return p->num_rows == 1 ? 4 : p->num_rows == 2 ? 2 : 1;
 }
 
-/* `outs` outputs from `n` on, of `rows` rows. */
-INLINE void tile(int kind, int outs, int rows, const float *x, const matrix *m, float *y, int64_t n,
-                 int64_t accumulate) {
-    const int64_t num_groups = m->num_in / GROUP, row_bytes = num_groups * group_bytes(kind);
-    const char *first = (const char *)m->blocks + n * row_bytes;
-    f32x8 acc[4][8];
-#pragma GCC unroll 8
-    for (int o = 0; o < outs; o++)
-#pragma GCC unroll 8
-        for (int t = 0; t < rows; t++) acc[o][t] = splat(0.0f);
-    for (int64_t g = 0; g < num_groups; g++) {
-        for (int64_t b = 0; b < outs * group_bytes(kind); b += CACHE_LINE)
-            __builtin_prefetch(first + g * outs * group_bytes(kind) + AHEAD_BYTES + b);
-#pragma GCC unroll 8
-        for (int o = 0; o < outs; o++) {
-            f32x8 w[4];
-            weights_of(kind, first + o * row_bytes, g, w);
-#pragma GCC unroll 8
-            for (int t = 0; t < rows; t++)
-#pragma GCC unroll 8
-                for (int i = 0; i < 4; i++)
-                    acc[o][t] = fma8(w[i], load8(x + t * m->num_in + GROUP * g + LANES * i),
-                                     acc[o][t]);
-        }
-    }
-#pragma GCC unroll 8
-    for (int o = 0; o < outs; o++)
-#pragma GCC unroll 8
-        for (int t = 0; t < rows; t++) {
-            float *to = y + t * m->num_out + n + o;
-            *to = accumulate ? *to + sum8(acc[o][t]) : sum8(acc[o][t]);
-        }
-}
-
-INLINE void strip(int kind, int outs, int rows, const float *x, const matrix *m, float *y,
-                  int64_t accumulate) {
-    int64_t n = 0;
-    for (; n + outs <= m->num_out; n += outs) tile(kind, outs, rows, x, m, y, n, accumulate);
-    for (; n < m->num_out; n++) tile(kind, 1, rows, x, m, y, n, accumulate);
-}
-
-INLINE void strips(int kind, const float *x, const matrix *m, float *y, int64_t num_rows,
-                   int64_t accumulate) {
-    while (num_rows > 0) {
-        int64_t rows = num_rows < 8 ? num_rows : 8;
-        switch (rows) {
-        case 1: strip(kind, 4, 1, x, m, y, accumulate); break;
-        case 2: strip(kind, 2, 2, x, m, y, accumulate); break;
-        case 3: strip(kind, 2, 3, x, m, y, accumulate); break;
-        case 4: strip(kind, 2, 4, x, m, y, accumulate); break;
-        case 5: strip(kind, 1, 5, x, m, y, accumulate); break;
-        case 6: strip(kind, 1, 6, x, m, y, accumulate); break;
-        case 7: strip(kind, 1, 7, x, m, y, accumulate); break;
-        default: strip(kind, 1, 8, x, m, y, accumulate); break;
-        }
-        x += rows * m->num_in;
-        y += rows * m->num_out;
-        num_rows -= rows;
-    }
-}
-
-void hr_linear(const float *x, const matrix *w, float *y, int64_t num_rows, int64_t accumulate) {
-    if (w->kind == KIND_Q4)
-        strips(KIND_Q4, x, w, y, num_rows, accumulate);
-    else if (w->kind == KIND_Q8)
-        strips(KIND_Q8, x, w, y, num_rows, accumulate);
-    else if (w->kind == KIND_Q8_HALVES)
-        strips(KIND_Q8_HALVES, x, w, y, num_rows, accumulate);
+static void run_item(void *job, int64_t item, int64_t thread_idx) {
+    (void)thread_idx;
+    const product *p = job;
+    const int64_t num_row_items = (p->num_rows + ROWS_OF_ITEM - 1) / ROWS_OF_ITEM;
+    const int64_t step = panels_of_item(p), panel = item / num_row_items * step;
+    const int64_t row = item % num_row_items * ROWS_OF_ITEM, left = num_panels(p->w) - panel;
+    const int64_t rows = p->num_rows - row < ROWS_OF_ITEM ? p->num_rows - row : ROWS_OF_ITEM;
+    const int64_t num = left < step ? left : step;
+    if (p->q)
+        for (int64_t i = 0; i < num; i++) multiply_rounded(p, panel + i, row, rows);
     else
-        strips(KIND_F32, x, w, y, num_rows, accumulate);
+        multiply_exact(p, panel, num, row, rows);
+}
+
+void run_product(pool *threads, const product *p) {
+    const int64_t step = panels_of_item(p), num_panel_items = (num_panels(p->w) + step - 1) / step;
+    run_items(threads, run_item, (void *)p,
+              num_panel_items * ((p->num_rows + ROWS_OF_ITEM - 1) / ROWS_OF_ITEM));
 }

@@ -1,10 +1,17 @@
-/* A whole step of few tokens: all layers and the head in one call. */
+/* A whole step: all layers and the head in one call.
+ *
+ * What a row needs by itself (norms, rotation, gates, rounding) is handed out some rows at a time,
+ * products panel by panel, attention by runs of tokens and KV heads. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels.h"
+#include "attention.h"
+#include "linear.h"
 
-/* What a model does not have is NULL. */
+#define MAX_TOKENS 512 /* computed together; bounds the scratch */
+#define ROWS_OF_STAGE 4
+
+/* What a model does not have is NULL. Matrices are in panels. */
 typedef struct {
     const float *attention_norm, *ffn_norm;
     matrix qkv, attention_out, gate_up, down;
@@ -13,7 +20,7 @@ typedef struct {
 } layer;
 
 typedef struct {
-    int64_t num_layers, hidden_size, ffn_size, has_gelu;
+    int64_t num_layers, hidden_size, ffn_size, has_gelu, rounding;
     head_shape heads;
     double eps, logit_soft_cap;
     const layer *layers;
@@ -22,106 +29,312 @@ typedef struct {
 } model;
 
 typedef struct {
-    int64_t num_tokens, num_logits, max_context;
-    float *hidden;                         /* (T, E) embeddings; overwritten */
-    const float *cos, *sin;                /* (T, D/2) */
-    const float *local_cos, *local_sin;    /* (T, D/2), of windowed layers */
-    const int64_t *logit_idx;              /* tokens that want logits */
-    float *logits;                         /* (num_logits, V) */
-    kv_view kv;                            /* of the first layer */
-    int64_t layer_stride;                  /* floats from one layer's pool to the next */
+    int64_t num_tokens, num_logits;
+    float *hidden;                      /* (T, E) embeddings; overwritten */
+    const float *cos, *sin;             /* (T, D/2) */
+    const float *local_cos, *local_sin; /* (T, D/2), of windowed layers */
+    const int64_t *logit_idx;           /* ascending, tokens that want logits */
+    float *states;                      /* (num_logits, E), behind the last norm */
+    float *logits;                      /* (num_logits, V), or NULL: the states are enough */
+    kv_view kv;                         /* of the first layer */
+    int64_t layer_stride;               /* floats from one layer's pool to the next */
 } step;
 
-/* Scratch of a step, one allocation. */
+/* Threads and scratch that steps share. */
 typedef struct {
-    float *normed, *qkv, *mixed, *gate_up, *gated, *scores;
-} buffers;
+    pool *threads;
+    char *scratch;
+    int64_t capacity_bytes;
+} context;
 
-static float *allocate(const model *m, const step *s, buffers *b) {
-    const int64_t rows = s->num_tokens, hidden = m->hidden_size, dim = m->heads.head_dim;
-    const int64_t normed_rows = rows > s->num_logits ? rows : s->num_logits;
-    const int64_t sizes[] = {normed_rows * hidden,
-                             rows * (m->heads.num_heads + 2 * m->heads.num_kv_heads) * dim,
-                             rows * m->heads.num_heads * dim,
-                             rows * 2 * m->ffn_size,
-                             rows * m->ffn_size,
-                             m->heads.num_heads * (s->max_context + LANES)};
-    float **parts[] = {&b->normed, &b->qkv, &b->mixed, &b->gate_up, &b->gated, &b->scores};
-    int64_t total = 0;
-    for (int i = 0; i < 6; i++) total += sizes[i];
-    float *scratch = malloc(total * sizeof(float)), *next = scratch;
-    if (!scratch) return NULL;
-    for (int i = 0; i < 6; next += sizes[i], i++) *parts[i] = next;
-    return scratch;
-}
+/* Everything that the stages of one layer read and write. */
+typedef struct {
+    const model *m;
+    const layer *l;
+    const step *s;
+    kv_view kv;
+    float *normed, *qkv, *mixed, *gate_up, *gated;
+    rounded q;
+    token_run *runs;
+    int64_t num_runs, scratch_bytes;
+    char *scratch;
+    pool *threads;
+} work;
 
-/* hidden += x W^T, normed before if there is a norm; `room` holds the product meanwhile. */
-static void add_linear(const float *x, const matrix *w, const float *norm, float *hidden,
-                       float *room, int64_t rows, float eps) {
-    if (!norm) {
-        hr_linear(x, w, hidden, rows, 1);
-        return;
+context *hr_context_start(int64_t num_threads) {
+    context *c = calloc(1, sizeof(context));
+    if (c && !(c->threads = hr_pool_start(num_threads))) {
+        free(c);
+        return NULL;
     }
-    hr_linear(x, w, room, rows, 0);
-    hr_rms_norm(room, norm, room, rows, w->num_out, eps);
-    for (int64_t i = 0; i < rows * w->num_out; i += LANES)
-        store8(hidden + i, load8(hidden + i) + load8(room + i));
+    return c;
 }
 
-static void prepare_heads(const layer *l, const model *m, const step *s, float *qkv) {
-    const int64_t dim = m->heads.head_dim, num_heads = m->heads.num_heads;
-    const int64_t num_kv_heads = m->heads.num_kv_heads, size = (num_heads + 2 * num_kv_heads) * dim;
-    for (int64_t t = 0; t < s->num_tokens; t++) {
-        float *q = qkv + t * size, *k = q + num_heads * dim;
-        if (l->qkv_bias)
-            for (int64_t i = 0; i < size; i += LANES)
-                store8(q + i, load8(q + i) + load8(l->qkv_bias + i));
-        if (l->q_norm) {
-            hr_rms_norm(q, l->q_norm, q, num_heads, dim, (float)m->eps);
-            hr_rms_norm(k, l->k_norm, k, num_kv_heads, dim, (float)m->eps);
-        }
+void hr_context_stop(context *c) {
+    hr_pool_stop(c->threads);
+    free(c->scratch);
+    free(c);
+}
+
+static int64_t qkv_size(const model *m) {
+    return (m->heads.num_heads + 2 * m->heads.num_kv_heads) * m->heads.head_dim;
+}
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Point the work's buffers into the context's scratch; 0 if there is no memory. */
+static int allocate(context *c, work *k) {
+    const model *m = k->m;
+    const int64_t rows = k->s->num_tokens, mixed = m->heads.num_heads * m->heads.head_dim;
+    const int64_t widest = larger(larger(m->hidden_size, m->ffn_size), mixed);
+    int64_t max_context = 0;
+    for (int64_t t = 0; t < rows; t++) max_context = larger(max_context, k->kv.context[t]);
+    k->scratch_bytes = attention_scratch_bytes(&m->heads, max_context);
+    const struct {
+        void *to;
+        int64_t bytes;
+    } parts[] = {{&k->normed, rows * m->hidden_size * 4},
+                 {&k->qkv, rows * qkv_size(m) * 4},
+                 {&k->mixed, rows * mixed * 4},
+                 {&k->gate_up, rows * 2 * m->ffn_size * 4},
+                 {&k->gated, rows * m->ffn_size * 4},
+                 {&k->q.values, rows * widest * 2},
+                 {&k->q.scales, rows * (widest / GROUP) * 4},
+                 {&k->q.sums, rows * (widest / GROUP) * 4},
+                 {&k->runs, rows * (int64_t)sizeof(token_run)},
+                 {&k->scratch, k->scratch_bytes * num_threads_of(c->threads)}};
+    const int num = sizeof(parts) / sizeof(parts[0]);
+    int64_t total = 64;
+    for (int i = 0; i < num; i++) total += (parts[i].bytes + 63) / 64 * 64;
+    if (total > c->capacity_bytes) {
+        free(c->scratch);
+        c->scratch = malloc(total);
+        c->capacity_bytes = c->scratch ? total : 0;
     }
-    hr_rope(qkv, l->how.window ? s->local_cos : s->cos, l->how.window ? s->local_sin : s->sin,
-            s->num_tokens, size, num_heads + num_kv_heads, dim);
+    if (!c->scratch) return 0;
+    char *next = c->scratch + (64 - (uintptr_t)c->scratch % 64) % 64;
+    for (int i = 0; i < num; i++) {
+        memcpy(parts[i].to, &next, sizeof next);
+        next += (parts[i].bytes + 63) / 64 * 64;
+    }
+    return 1;
 }
 
-static void run_layer(const layer *l, const model *m, const step *s, const kv_view *kv,
-                      const buffers *b) {
-    const int64_t rows = s->num_tokens, hidden = m->hidden_size, dim = m->heads.head_dim;
-    const int64_t num_heads = m->heads.num_heads, num_kv_heads = m->heads.num_kv_heads;
-    const int64_t qkv_size = (num_heads + 2 * num_kv_heads) * dim;
-    const float eps = (float)m->eps;
-    hr_rms_norm(s->hidden, l->attention_norm, b->normed, rows, hidden, eps);
-    hr_linear(b->normed, &l->qkv, b->qkv, rows, 0);
-    prepare_heads(l, m, s, b->qkv);
-    hr_write_kv(b->qkv + num_heads * dim, b->qkv + (num_heads + num_kv_heads) * dim, qkv_size, kv,
-                rows, &m->heads);
-    hr_attention(b->qkv, qkv_size, b->mixed, b->scores, kv, rows, &m->heads, &l->how);
-    add_linear(b->mixed, &l->attention_out, l->attention_post_norm, s->hidden, b->normed, rows, eps);
-    hr_rms_norm(s->hidden, l->ffn_norm, b->normed, rows, hidden, eps);
-    hr_linear(b->normed, &l->gate_up, b->gate_up, rows, 0);
-    (m->has_gelu ? hr_gelu_mul : hr_silu_mul)(b->gate_up, b->gated, rows, m->ffn_size);
-    add_linear(b->gated, &l->down, l->ffn_post_norm, s->hidden, b->normed, rows, eps);
+/* Call `run` for each of `rows` rows, some at a time. */
+typedef struct {
+    void (*run)(const work *k, int64_t row);
+    const work *k;
+    int64_t rows;
+} stage;
+
+static void run_rows(void *job, int64_t item, int64_t thread_idx) {
+    (void)thread_idx;
+    const stage *s = job;
+    const int64_t end = (item + 1) * ROWS_OF_STAGE;
+    for (int64_t row = item * ROWS_OF_STAGE; row < end && row < s->rows; row++) s->run(s->k, row);
+}
+
+static void each_row(const work *k, void (*run)(const work *, int64_t)) {
+    stage s = {run, k, k->s->num_tokens};
+    run_items(k->threads, run_rows, &s, (s.rows + ROWS_OF_STAGE - 1) / ROWS_OF_STAGE);
+}
+
+/* Round a row of what `w` is multiplied with, if it is to be. */
+static void round_row(const work *k, const float *x, const matrix *w, int64_t row) {
+    rounded q = k->q;
+    q.rounding = rounding_for(w, k->m->rounding);
+    if (q.rounding != EXACT) hr_quantise(x + row * w->num_in, w->num_in, &q, row);
+}
+
+static void multiply_all(const work *k, const float *x, const matrix *w, float *y, int64_t rows,
+                         int64_t accumulate) {
+    rounded q = k->q;
+    q.rounding = rounding_for(w, k->m->rounding);
+    const product p = {x, q.rounding == EXACT ? NULL : &q, w, y, rows, accumulate};
+    run_product(k->threads, &p);
+}
+
+static void norm_attention(const work *k, int64_t row) {
+    const int64_t size = k->m->hidden_size;
+    hr_rms_norm(k->s->hidden + row * size, k->l->attention_norm, k->normed + row * size, 1, size,
+                (float)k->m->eps);
+    round_row(k, k->normed, &k->l->qkv, row);
+}
+
+static void norm_ffn(const work *k, int64_t row) {
+    const int64_t size = k->m->hidden_size;
+    hr_rms_norm(k->s->hidden + row * size, k->l->ffn_norm, k->normed + row * size, 1, size,
+                (float)k->m->eps);
+    round_row(k, k->normed, &k->l->gate_up, row);
+}
+
+static void prepare_heads(const work *k, int64_t row) {
+    const layer *l = k->l;
+    const step *s = k->s;
+    const int64_t dim = k->m->heads.head_dim, num_heads = k->m->heads.num_heads;
+    const int64_t num_kv_heads = k->m->heads.num_kv_heads, size = qkv_size(k->m);
+    const float eps = (float)k->m->eps;
+    float *q = k->qkv + row * size, *key = q + num_heads * dim;
+    if (l->qkv_bias)
+        for (int64_t i = 0; i < size; i += LANES)
+            store8(q + i, load8(q + i) + load8(l->qkv_bias + i));
+    if (l->q_norm) {
+        hr_rms_norm(q, l->q_norm, q, num_heads, dim, eps);
+        hr_rms_norm(key, l->k_norm, key, num_kv_heads, dim, eps);
+    }
+    hr_rope(q, (l->how.window ? s->local_cos : s->cos) + row * dim / 2,
+            (l->how.window ? s->local_sin : s->sin) + row * dim / 2, 1, size,
+            num_heads + num_kv_heads, dim);
+    kv_view kv = k->kv;
+    kv.slots += row;
+    hr_write_kv(key, key + num_kv_heads * dim, size, &kv, 1, &k->m->heads);
+}
+
+static void round_mixed(const work *k, int64_t row) {
+    round_row(k, k->mixed, &k->l->attention_out, row);
+}
+
+static void gate(const work *k, int64_t row) {
+    const int64_t size = k->m->ffn_size;
+    (k->m->has_gelu ? hr_gelu_mul : hr_silu_mul)(k->gate_up + row * 2 * size, k->gated + row * size, 1,
+                                                 size);
+    round_row(k, k->gated, &k->l->down, row);
+}
+
+static void add_normed(const work *k, const float *norm, int64_t row) {
+    const int64_t size = k->m->hidden_size;
+    float *room = k->normed + row * size, *hidden = k->s->hidden + row * size;
+    hr_rms_norm(room, norm, room, 1, size, (float)k->m->eps);
+    for (int64_t i = 0; i < size; i += LANES) store8(hidden + i, load8(hidden + i) + load8(room + i));
+}
+
+static void add_mixed(const work *k, int64_t row) { add_normed(k, k->l->attention_post_norm, row); }
+static void add_ffn(const work *k, int64_t row) { add_normed(k, k->l->ffn_post_norm, row); }
+
+/* hidden += x W^T, normed before if there is a norm, which `add` does. */
+static void add_product(const work *k, const float *x, const matrix *w, const float *norm,
+                        void (*add)(const work *, int64_t)) {
+    multiply_all(k, x, w, norm ? k->normed : k->s->hidden, k->s->num_tokens, !norm);
+    if (norm) each_row(k, add);
+}
+
+static void attend(const work *k) {
+    const attention a = {k->qkv,         qkv_size(k->m), k->mixed,   &k->kv, &k->m->heads,
+                         &k->l->how,     k->runs,        k->num_runs, k->scratch, k->scratch_bytes};
+    run_attention(k->threads, &a);
+}
+
+static void run_layer(const work *k) {
+    const int64_t rows = k->s->num_tokens;
+    each_row(k, norm_attention);
+    multiply_all(k, k->normed, &k->l->qkv, k->qkv, rows, 0);
+    each_row(k, prepare_heads);
+    attend(k);
+    if (rounding_for(&k->l->attention_out, k->m->rounding) != EXACT) each_row(k, round_mixed);
+    add_product(k, k->mixed, &k->l->attention_out, k->l->attention_post_norm, add_mixed);
+    each_row(k, norm_ffn);
+    multiply_all(k, k->normed, &k->l->gate_up, k->gate_up, rows, 0);
+    each_row(k, gate);
+    add_product(k, k->gated, &k->l->down, k->l->ffn_post_norm, add_ffn);
+}
+
+static void run_head(const work *k) {
+    const model *m = k->m;
+    const step *s = k->s;
+    const int64_t size = m->hidden_size;
+    for (int64_t i = 0; i < s->num_logits; i++) {
+        hr_rms_norm(s->hidden + s->logit_idx[i] * size, m->final_norm, s->states + i * size, 1, size,
+                    (float)m->eps);
+        if (s->logits) round_row(k, s->states, &m->head, i);
+    }
+    if (!s->logits) return;
+    multiply_all(k, s->states, &m->head, s->logits, s->num_logits, 0);
+    if (m->logit_soft_cap > 0.0)
+        for (int64_t i = 0; i < s->num_logits; i++)
+            hr_soft_cap(s->logits + i * m->head.num_out, m->head.num_out, (float)m->logit_soft_cap);
+}
+
+static int run_part(context *c, const model *m, const step *s) {
+    work k = {.m = m, .s = s, .kv = s->kv, .threads = c->threads};
+    if (!allocate(c, &k)) return 0;
+    k.num_runs = find_runs(&k.kv, s->num_tokens, &m->heads, k.runs);
+    for (k.l = m->layers; k.l < m->layers + m->num_layers; k.l++) {
+        run_layer(&k);
+        k.kv.keys += s->layer_stride;
+        k.kv.values += s->layer_stride;
+    }
+    run_head(&k);
+    return 1;
+}
+
+/* The part of a step from token `first` on; logit_idx: room for its indices. */
+static step part_of(const step *s, const model *m, int64_t first, int64_t logit, int64_t *logit_idx) {
+    const int64_t half = first * m->heads.head_dim / 2, left = s->num_tokens - first;
+    step part = *s;
+    part.num_tokens = left < MAX_TOKENS ? left : MAX_TOKENS;
+    part.hidden += first * m->hidden_size;
+    part.cos += half;
+    part.sin += half;
+    part.local_cos += half;
+    part.local_sin += half;
+    part.kv.slots += first;
+    part.kv.table_start += first;
+    part.kv.context += first;
+    part.states += logit * m->hidden_size;
+    if (part.logits) part.logits += logit * m->head.num_out;
+    part.logit_idx = logit_idx;
+    part.num_logits = 0;
+    while (logit < s->num_logits && s->logit_idx[logit] < first + part.num_tokens)
+        logit_idx[part.num_logits++] = s->logit_idx[logit++] - first;
+    return part;
 }
 
 /* Returns 0, or 1 if there was no memory. */
-int64_t hr_step(const model *m, const step *s) {
-    buffers b;
-    float *scratch = allocate(m, s, &b);
-    if (!scratch) return 1;
-    const int64_t hidden = m->hidden_size;
-    kv_view kv = s->kv;
-    for (const layer *l = m->layers; l < m->layers + m->num_layers; l++) {
-        run_layer(l, m, s, &kv, &b);
-        kv.keys += s->layer_stride;
-        kv.values += s->layer_stride;
+int64_t hr_step(context *c, const model *m, const step *s) {
+    int64_t logit_idx[MAX_TOKENS];
+    for (int64_t first = 0, logit = 0; first < s->num_tokens; first += MAX_TOKENS) {
+        const step part = part_of(s, m, first, logit, logit_idx);
+        if (!run_part(c, m, &part)) return 1;
+        logit += part.num_logits;
     }
-    for (int64_t i = 0; i < s->num_logits; i++)
-        hr_rms_norm(s->hidden + s->logit_idx[i] * hidden, m->final_norm, b.normed + i * hidden, 1,
-                    hidden, (float)m->eps);
-    hr_linear(b.normed, &m->head, s->logits, s->num_logits, 0);
-    if (m->logit_soft_cap > 0.0)
-        hr_soft_cap(s->logits, s->num_logits * m->head.num_out, (float)m->logit_soft_cap);
-    free(scratch);
     return 0;
+}
+
+/* One product by itself: y = x W^T with rows rounded to `rounding`. Returns 0, or 1 without memory. */
+int64_t hr_linear(context *c, const float *x, const matrix *w, float *y, int64_t num_rows,
+                  int64_t rounding) {
+    const int64_t values = num_rows * w->num_in;
+    rounded q = {rounding_for(w, rounding), NULL, NULL, NULL};
+    char *room = malloc(values * 2 + values / GROUP * 8 + 64);
+    if (!room) return 1;
+    q.scales = (float *)room;
+    q.sums = q.scales + values / GROUP;
+    q.values = q.sums + values / GROUP;
+    if (q.rounding != EXACT)
+        for (int64_t row = 0; row < num_rows; row++) hr_quantise(x + row * w->num_in, w->num_in, &q, row);
+    const product p = {x, q.rounding == EXACT ? NULL : &q, w, y, num_rows, 0};
+    run_product(c->threads, &p);
+    free(room);
+    return 0;
+}
+
+/* Attention by itself; see `attention`. Returns 0, or 1 if there was no memory. */
+int64_t hr_attention(context *c, const float *q, float *y, const kv_view *kv, int64_t num_rows,
+                     const head_shape *heads, const scoring *how) {
+    int64_t max_context = 0;
+    for (int64_t t = 0; t < num_rows; t++) max_context = larger(max_context, kv->context[t]);
+    attention a = {.q = q, .row_stride = heads->num_heads * heads->head_dim, .y = y, .kv = kv,
+                   .heads = heads, .how = how,
+                   .scratch_bytes = attention_scratch_bytes(heads, max_context)};
+    token_run *runs = malloc(num_rows * sizeof(token_run));
+    a.scratch = malloc(a.scratch_bytes * num_threads_of(c->threads));
+    if (runs && a.scratch) {
+        a.num_runs = find_runs(kv, num_rows, heads, runs);
+        a.runs = runs;
+        run_attention(c->threads, &a);
+    }
+    const int64_t failed = !runs || !a.scratch;
+    free(runs);
+    free(a.scratch);
+    return failed;
 }

@@ -1,8 +1,8 @@
-"""Steps of few tokens, decodes above all, through the C kernels.
+"""Steps through the C kernels: one foreign call each.
 
-Reads the quantised matrices instead of float32 ones and makes one foreign call per step. Each
-token is computed on its own, in one order of summation: its logits do not depend on the batch, bit
-for bit.
+Reads the quantised matrices instead of float32 ones. Each token is computed on its own, in one
+order of summation: its logits depend neither on the batch nor on how its prompt was cut, bit for
+bit.
 """
 
 from __future__ import annotations
@@ -13,40 +13,36 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
-from headrace_worker.kernels.blocks import GROUP, BlockMatrix, from_float
-from headrace_worker.kernels.native import (
-    NativeKernels,
-    NativeStep,
-    StepLayer,
-    StepModel,
-    TokenPlan,
-)
+from headrace_worker.kernels.blocks import GROUP, from_float
+from headrace_worker.kernels.native import NativeKernels
+from headrace_worker.kernels.native_step import NativeStep, StepLayer, StepModel
+from headrace_worker.kernels.native_types import PanelMatrix, TokenPlan
+from headrace_worker.kernels.rounding import Rounding
 from headrace_worker.model.batch import Row
 from headrace_worker.model.config import GELU_TANH, ModelConfig
 from headrace_worker.model.decoder import scoring_of
 from headrace_worker.model.rope import RopeTable
 from headrace_worker.model.weights import LoadedModel
 
-# Longer rows gain little by the quantised weights, and lose in attention, where each token reads
-# the context anew.
-MAX_ROW_TOKENS = 32
 # Two vectors of eight per head: the rotary halves.
 _HEAD_DIM_STEP = 16
 
 
-class FewTokensStep:
-    """Runs rows of few tokens; no state of requests."""
+class CompiledStep:
+    """Runs steps; no state of requests."""
 
-    def __init__(self, loaded: LoadedModel, kernels: NativeKernels) -> None:
+    def __init__(self, loaded: LoadedModel, kernels: NativeKernels, rounding: Rounding) -> None:
         self._embedding = loaded.weights.embedding
         self._embedding_scale = loaded.config.embedding_scale
         self._rope = RopeTable.of(loaded.config)
         is_windowed = loaded.config.window_tokens > 0
         self._local_rope = RopeTable.of_windowed_layers(loaded.config) if is_windowed else None
-        self._step = NativeStep(kernels, _step_model(loaded))
+        self._step = NativeStep(kernels, _step_model(loaded, kernels), rounding)
 
-    def __call__(self, rows: Sequence[Row], kv: torch.Tensor) -> torch.Tensor:
-        """Compute *rows*; see `ModelRunner.forward`."""
+    def __call__(
+        self, rows: Sequence[Row], kv: torch.Tensor, *, logits: bool = True
+    ) -> torch.Tensor:
+        """Compute *rows*; see `ModelRunner.forward`, and `ModelRunner.hidden` without logits."""
         token_ids = torch.tensor([token for row in rows for token in row.token_ids])
         positions, plan = _plan(rows, kv.shape[3])
         hidden = F.embedding(token_ids, self._embedding)
@@ -55,16 +51,18 @@ class FewTokensStep:
         rope = self._rope(positions)
         ropes = rope, self._local_rope(positions) if self._local_rope else rope
         logit_idx = torch.tensor(_logit_idx(rows), dtype=torch.int64)
-        return self._step(hidden, ropes, kv, plan, logit_idx)
+        return self._step(hidden, ropes, kv, plan, logit_idx, logits=logits)
 
 
-def few_tokens_step(loaded: LoadedModel, kernels: NativeKernels) -> FewTokensStep | None:
+def compiled_step(
+    loaded: LoadedModel, kernels: NativeKernels, rounding: Rounding = Rounding.FLOAT32
+) -> CompiledStep | None:
     """Return the step of a model; None if its sizes are not those that the kernels take."""
     config = loaded.config
     widths = (config.hidden_size, config.ffn_size, config.num_heads * config.head_dim)
     if config.head_dim % _HEAD_DIM_STEP or any(width % GROUP for width in widths):
         return None
-    return FewTokensStep(loaded, kernels)
+    return CompiledStep(loaded, kernels, rounding)
 
 
 def _plan(rows: Sequence[Row], block_size: int) -> tuple[torch.Tensor, TokenPlan]:
@@ -99,12 +97,12 @@ def _logit_idx(rows: Sequence[Row]) -> list[int]:
     return found
 
 
-def _step_model(loaded: LoadedModel) -> StepModel:
+def _step_model(loaded: LoadedModel, kernels: NativeKernels) -> StepModel:
     config: ModelConfig = loaded.config
     weights, blocks = loaded.weights, loaded.blocks
 
-    def matrix(name: str, weight: torch.Tensor) -> BlockMatrix:
-        return blocks[name] if name in blocks else from_float(weight)
+    def matrix(name: str, weight: torch.Tensor) -> PanelMatrix:
+        return kernels.pack(blocks[name] if name in blocks else from_float(weight))
 
     layers = [
         StepLayer(

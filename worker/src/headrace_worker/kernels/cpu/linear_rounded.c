@@ -1,0 +1,252 @@
+/* Products of rounded rows with quantised weights: whole numbers within a group, exactly, then the two
+ * scales and the offset in float32, group after group. */
+#include <string.h>
+
+#include "dot.h"
+#include "linear.h"
+
+#define TILE_ROWS 4
+#define PAIRS (GROUP / 2)
+#define DEPTH_GROUPS 16 /* groups whose weights are unpacked at a time; 16 KiB of int16 */
+
+typedef int16_t hvec __attribute__((vector_size(4 * WIDTH)));
+typedef uint16_t uhvec __attribute__((vector_size(4 * WIDTH)));
+
+/* Unpacked weights of a group: PAIRS lines of int16 pairs or QUADS lines of bytes, 16 lanes each. */
+typedef int32_t line[PANEL];
+
+/* Int16 pairs of nibbles in the order of `quantise.c`: quads `quad` and `quad` + 4. */
+INLINE void pairs_of_nibbles(const q4_panel *from, int quad, int v, ivec low[2], ivec high[2]) {
+    const uhvec packed = (uhvec)loadi(from->quads[quad][v * WIDTH]);
+    low[0] = (ivec)(packed & 15);
+    high[0] = (ivec)(packed >> 4 & 15);
+    low[1] = (ivec)(packed >> 8 & 15);
+    high[1] = (ivec)(packed >> 12);
+}
+
+INLINE void pairs_of_bytes(const int8_t quads[QUADS][PANEL][4], int quad, int v, ivec both[2]) {
+    const hvec packed = (hvec)loadi(quads[quad][v * WIDTH]);
+    both[0] = (ivec)(packed << 8 >> 8);
+    both[1] = (ivec)(packed >> 8);
+}
+
+INLINE void quads_of_nibbles(const q4_panel *from, int quad, int v, ivec *low, ivec *high) {
+    const uvec packed = (uvec)loadi(from->quads[quad][v * WIDTH]);
+    *low = (ivec)(packed & 0x0f0f0f0fu);
+    *high = (ivec)(packed >> 4 & 0x0f0f0f0fu);
+}
+
+/* The quads of 8-bit weights, whatever their scales. */
+INLINE const int8_t (*bytes_of(int kind, const void *group))[PANEL][4] {
+    return kind == KIND_Q8 ? ((const q8_panel *)group)->quads : ((const q8_halves_panel *)group)->quads;
+}
+
+INLINE void unpack(int kind, int rounding, const void *group, line *to) {
+    for (int v = 0; v < VECS; v++) {
+        const int lane = v * WIDTH;
+        ivec low[2], high[2];
+        if (kind != KIND_Q4) {
+            for (int quad = 0; quad < QUADS; quad++) {
+                pairs_of_bytes(bytes_of(kind, group), quad, v, low);
+                for (int i = 0; i < 2; i++) *(ivec_mem *)(to[2 * quad + i] + lane) = low[i];
+            }
+            continue;
+        }
+        for (int quad = 0; quad < QUADS / 2; quad++) {
+            if (rounding == INT8) {
+                quads_of_nibbles(group, quad, v, low, high);
+                *(ivec_mem *)(to[quad] + lane) = low[0];
+                *(ivec_mem *)(to[quad + QUADS / 2] + lane) = high[0];
+                continue;
+            }
+            pairs_of_nibbles(group, quad, v, low, high);
+            for (int i = 0; i < 2; i++) {
+                *(ivec_mem *)(to[2 * quad + i] + lane) = low[i];
+                *(ivec_mem *)(to[2 * quad + QUADS + i] + lane) = high[i];
+            }
+        }
+    }
+}
+
+/* sums[r][v] of the rows x and the unpacked lines `from` to `to` of a group. */
+INLINE void dot(int rounding, int rows, const line *lines, const lane_mem *const *x, int from, int to,
+                ivec sums[TILE_ROWS][VECS]) {
+#pragma GCC unroll 4
+    for (int i = from; i < to; i++) {
+        ivec w[VECS];
+#pragma GCC unroll 2
+        for (int v = 0; v < VECS; v++) w[v] = loadi(lines[i] + v * WIDTH);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            const ivec factor = splati(x[r][i]);
+#pragma GCC unroll 2
+            for (int v = 0; v < VECS; v++) {
+                sums[r][v] = rounding == INT8 ? add_quads(sums[r][v], w[v], factor)
+                                              : add_pairs(sums[r][v], w[v], factor);
+                PINNED(sums[r][v]);
+            }
+        }
+    }
+}
+
+/* The same straight from the packed nibbles, all lines: for so few rows that unpacking would not pay. */
+INLINE void dot_nibbles(int rounding, int rows, const q4_panel *group, const lane_mem *const *x,
+                        ivec sums[TILE_ROWS][VECS]) {
+#pragma GCC unroll 1
+    for (int quad = 0; quad < QUADS / 2; quad++)
+#pragma GCC unroll 2
+        for (int v = 0; v < VECS; v++) {
+            ivec low[2], high[2];
+            if (rounding == INT8)
+                quads_of_nibbles(group, quad, v, low, high);
+            else
+                pairs_of_nibbles(group, quad, v, low, high);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) {
+                if (rounding == INT8) {
+                    sums[r][v] = add_quads(sums[r][v], low[0], splati(x[r][quad]));
+                    sums[r][v] = add_quads(sums[r][v], high[0], splati(x[r][quad + QUADS / 2]));
+                    continue;
+                }
+#pragma GCC unroll 2
+                for (int i = 0; i < 2; i++) {
+                    sums[r][v] = add_pairs(sums[r][v], low[i], splati(x[r][2 * quad + i]));
+                    sums[r][v] = add_pairs(sums[r][v], high[i], splati(x[r][2 * quad + QUADS + i]));
+                }
+            }
+        }
+}
+
+INLINE void dot_bytes(int kind, int rows, const void *group, const lane_mem *const *x, int from, int to,
+                      ivec sums[TILE_ROWS][VECS]) {
+#pragma GCC unroll 1
+    for (int quad = from; quad < to; quad++)
+#pragma GCC unroll 2
+        for (int v = 0; v < VECS; v++) {
+            ivec both[2];
+            pairs_of_bytes(bytes_of(kind, group), quad, v, both);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+                for (int i = 0; i < 2; i++)
+                    sums[r][v] = add_pairs(sums[r][v], both[i], splati(x[r][2 * quad + i]));
+        }
+}
+
+/* What a tile reads of its rows, the current group first. */
+typedef struct {
+    const lane_mem *x[TILE_ROWS];
+    const float *scales[TILE_ROWS], *sums[TILE_ROWS];
+} tile_rows;
+
+/* totals (rows, 16) += sums, scaled, and the offsets if there are any. */
+INLINE void add_scaled(int rounding, int rows, const float *w_scale, const float *w_offset,
+                       const tile_rows *of, ivec sums[TILE_ROWS][VECS], float *totals) {
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+        const fvec x_scale = splatv(*of->scales[r]);
+        const fvec x_sum = splatv(w_offset ? *of->sums[r] : 0.0f);
+#pragma GCC unroll 2
+        for (int v = 0; v < VECS; v++) {
+            float *to = totals + r * PANEL + v * WIDTH;
+            const ivec sum = rounding == INT8 ? finish_quads(sums[r][v]) : sums[r][v];
+            fvec total = loadv(to);
+            if (w_offset) total = fmav(loadv(w_offset + v * WIDTH), x_sum, total);
+            storev(to, fmav(to_float(sum), loadv(w_scale + v * WIDTH) * x_scale, total));
+        }
+    }
+}
+
+/* One group. */
+INLINE void multiply_group(int kind, int rounding, int rows, const void *group, const line *lines,
+                           const tile_rows *of, float *totals) {
+    const int halves = kind == KIND_Q8_HALVES ? 2 : 1;
+    const int num_lines = (rounding == INT8 ? QUADS : PAIRS) / halves, quads = QUADS / halves;
+#pragma GCC unroll 2
+    for (int half = 0; half < halves; half++) {
+        ivec sums[TILE_ROWS][VECS] = {{{0}}};
+        if (lines)
+            dot(rounding, rows, lines, of->x, half * num_lines, (half + 1) * num_lines, sums);
+        else if (kind == KIND_Q4)
+            dot_nibbles(rounding, rows, group, of->x, sums);
+        else
+            dot_bytes(kind, rows, group, of->x, half * quads, (half + 1) * quads, sums);
+        const float *scale = kind == KIND_Q8_HALVES ? ((const q8_halves_panel *)group)->scales[half]
+                                                    : (const float *)group;
+        add_scaled(rounding, rows, scale, kind == KIND_Q4 ? ((const q4_panel *)group)->offset : NULL,
+                   of, sums, totals);
+    }
+}
+
+/* Groups `first` to `end` of one panel, `rows` rows from `row` on. */
+INLINE void multiply_tile(int kind, int rounding, int rows, const product *p, int64_t panel, int64_t row,
+                          int64_t first, int64_t end, const line *lines, float *totals) {
+    const int64_t num_groups = p->w->num_in / GROUP;
+    const int64_t group_bytes = GROUP * (rounding == INT8 ? 1 : 2);
+    const char *group = panel_group(p->w, kind, panel, first);
+    tile_rows of;
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+        const int64_t place = (row + r) * num_groups + first;
+        of.x[r] = (const lane_mem *)((const char *)p->q->values + place * group_bytes);
+        of.scales[r] = p->q->scales + place;
+        of.sums[r] = p->q->sums + place;
+    }
+    for (int64_t left = end - first; left > 0; left--) {
+        multiply_group(kind, rounding, rows, group, lines, &of, totals);
+        group += panel_group_bytes(kind);
+        if (lines) lines += rounding == INT8 ? QUADS : PAIRS;
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            of.x[r] += group_bytes / 4;
+            of.scales[r]++;
+            of.sums[r]++;
+        }
+        /* The totals stay in memory between groups: the registers are for the sums. */
+        __asm__ volatile("" ::: "memory");
+    }
+}
+
+INLINE void multiply_some(int kind, int rounding, int64_t rows, const product *p, int64_t panel,
+                          int64_t row, int64_t first, int64_t end, const line *lines, float *totals) {
+    switch (rows) {
+    case 1: multiply_tile(kind, rounding, 1, p, panel, row, first, end, lines, totals); break;
+    case 2: multiply_tile(kind, rounding, 2, p, panel, row, first, end, lines, totals); break;
+    case 3: multiply_tile(kind, rounding, 3, p, panel, row, first, end, lines, totals); break;
+    default: multiply_tile(kind, rounding, 4, p, panel, row, first, end, lines, totals); break;
+    }
+}
+
+/* One panel, any number of rows. */
+INLINE void multiply_panel(int kind, int rounding, const product *p, int64_t panel, int64_t row,
+                           int64_t rows) {
+    const int64_t num_groups = p->w->num_in / GROUP, num_lines = rounding == INT8 ? QUADS : PAIRS;
+    float totals[ROWS_OF_ITEM * PANEL];
+    line lines[DEPTH_GROUPS * PAIRS];
+    memset(totals, 0, (size_t)rows * PANEL * sizeof(float));
+    if (rows <= TILE_ROWS) {
+        multiply_some(kind, rounding, rows, p, panel, row, 0, num_groups, NULL, totals);
+    } else {
+        for (int64_t first = 0, end; first < num_groups; first = end) {
+            end = first + DEPTH_GROUPS < num_groups ? first + DEPTH_GROUPS : num_groups;
+            for (int64_t g = first; g < end; g++)
+                unpack(kind, rounding, panel_group(p->w, kind, panel, g), lines + (g - first) * num_lines);
+            for (int64_t r = 0; r < rows; r += TILE_ROWS)
+                multiply_some(kind, rounding, rows - r, p, panel, row + r, first, end,
+                              (const line *)lines, totals + r * PANEL);
+        }
+    }
+    put_panel(p, totals, PANEL, panel, row, rows);
+}
+
+void multiply_rounded(const product *p, int64_t panel, int64_t row, int64_t rows) {
+    const int is_int8 = p->q->rounding == INT8;
+    if (p->w->kind == KIND_Q4 && is_int8)
+        multiply_panel(KIND_Q4, INT8, p, panel, row, rows);
+    else if (p->w->kind == KIND_Q4)
+        multiply_panel(KIND_Q4, INT16, p, panel, row, rows);
+    else if (p->w->kind == KIND_Q8)
+        multiply_panel(KIND_Q8, INT16, p, panel, row, rows);
+    else
+        multiply_panel(KIND_Q8_HALVES, INT16, p, panel, row, rows);
+}

@@ -1,0 +1,78 @@
+/* Matrices in panels of 16 outputs, the layout that products read.
+ *
+ * A panel is a run of groups of 32 columns, a group the scales of its 16 outputs and then the weights,
+ * in quads: four columns of one output side by side, so that a 32-bit lane holds what one output needs.
+ * Lanes are outputs: every output's sum runs over the columns in order, in every tile and at every
+ * vector width. */
+#ifndef HEADRACE_PANELS_H
+#define HEADRACE_PANELS_H
+
+#include "kernels.h"
+
+#define PANEL 16
+#define QUADS (GROUP / 4)
+
+typedef struct {
+    float scale[PANEL], offset[PANEL];
+    uint8_t quads[QUADS / 2][PANEL][4]; /* low halves: quads 0..3, high halves: quads 4..7 */
+} q4_panel;
+
+typedef struct {
+    float scale[PANEL];
+    int8_t quads[QUADS][PANEL][4];
+} q8_panel;
+
+typedef struct {
+    float scales[2][PANEL]; /* of quads 0..3 and 4..7 */
+    int8_t quads[QUADS][PANEL][4];
+} q8_halves_panel;
+
+typedef struct {
+    float values[GROUP][PANEL];
+} f32_panel;
+
+INLINE int64_t panel_group_bytes(int64_t kind) {
+    if (kind == KIND_Q4) return sizeof(q4_panel);
+    if (kind == KIND_Q8) return sizeof(q8_panel);
+    return kind == KIND_Q8_HALVES ? sizeof(q8_halves_panel) : sizeof(f32_panel);
+}
+
+INLINE int64_t num_panels(const matrix *m) { return (m->num_out + PANEL - 1) / PANEL; }
+
+/* Group `g` of panel `p`. */
+INLINE const void *panel_group(const matrix *m, int64_t kind, int64_t p, int64_t g) {
+    return (const char *)m->blocks + (p * (m->num_in / GROUP) + g) * panel_group_bytes(kind);
+}
+
+/* Vectors as wide as the machine's. */
+#ifdef __AVX512F__
+#define WIDTH 16
+#else
+#define WIDTH 8
+#endif
+#define VECS (PANEL / WIDTH)
+
+typedef float fvec __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t ivec __attribute__((vector_size(4 * WIDTH)));
+typedef uint32_t uvec __attribute__((vector_size(4 * WIDTH)));
+typedef float fvec_mem __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef int32_t ivec_mem __attribute__((vector_size(4 * WIDTH), aligned(1), may_alias));
+typedef int32_t lane_mem __attribute__((aligned(1), may_alias));
+
+INLINE fvec loadv(const float *from) { return *(const fvec_mem *)from; }
+INLINE void storev(float *to, fvec value) { *(fvec_mem *)to = value; }
+INLINE ivec loadi(const void *from) { return *(const ivec_mem *)from; }
+INLINE fvec splatv(float value) { return value - (fvec){0}; }
+INLINE ivec splati(int32_t value) { return value - (ivec){0}; }
+INLINE fvec fmav(fvec a, fvec b, fvec c) {
+#if defined(__AVX512F__)
+    return (fvec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (fvec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+INLINE fvec to_float(ivec x) { return __builtin_convertvector(x, fvec); }
+
+#endif

@@ -1,0 +1,17 @@
+/* A few threads that share the items of one job after another. */
+#ifndef HEADRACE_POOL_H
+#define HEADRACE_POOL_H
+
+#include <stdint.h>
+
+typedef struct pool pool;
+typedef void (*item_fn)(void *job, int64_t item, int64_t thread_idx);
+
+/* num_threads counts the caller. NULL if there is no memory; fewer threads if the system has none. */
+pool *hr_pool_start(int64_t num_threads);
+void hr_pool_stop(pool *threads);
+/* Run all items, in any order; returns once all are done. One caller at a time. */
+void run_items(pool *threads, item_fn run, void *job, int64_t num_items);
+int64_t num_threads_of(const pool *threads);
+
+#endif
