@@ -1437,12 +1437,15 @@ class GrantCreditRequest(_message.Message):
     AMOUNT_NANO_USD_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
+    EXPIRES_UNIX_S_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     credit_id: _builtins.str
     """Chosen by the caller; the same id again returns the first grant. 1 to 64 of a-z, 0-9, - and _."""
     amount_nano_usd: _builtins.int
     kind: Global___Credit.Kind.ValueType
     note: _builtins.str
+    expires_unix_s: _builtins.int
+    """When what is left of it ends. 0 = never."""
     def __init__(
         self,
         *,
@@ -1451,10 +1454,11 @@ class GrantCreditRequest(_message.Message):
         amount_nano_usd: _builtins.int = ...,
         kind: Global___Credit.Kind.ValueType = ...,
         note: _builtins.str = ...,
+        expires_unix_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount_nano_usd", b"amount_nano_usd", "credit_id", b"credit_id", "kind", b"kind", "note", b"note", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount_nano_usd", b"amount_nano_usd", "credit_id", b"credit_id", "expires_unix_s", b"expires_unix_s", "kind", b"kind", "note", b"note", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1478,6 +1482,8 @@ class Credit(_message.Message):
         """Money that is given away."""
         KIND_CORRECTION: Credit._Kind.ValueType  # 3
         """A counter-entry to something billed; made by CorrectInvoice."""
+        KIND_EXPIRY: Credit._Kind.ValueType  # 4
+        """Takes back what was left of a credit when it ended; made by billing itself."""
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
     KIND_UNSPECIFIED: Credit.Kind.ValueType  # 0
@@ -1488,6 +1494,8 @@ class Credit(_message.Message):
     """Money that is given away."""
     KIND_CORRECTION: Credit.Kind.ValueType  # 3
     """A counter-entry to something billed; made by CorrectInvoice."""
+    KIND_EXPIRY: Credit.Kind.ValueType  # 4
+    """Takes back what was left of a credit when it ended; made by billing itself."""
 
     TENANT_ID_FIELD_NUMBER: _builtins.int
     CREDIT_ID_FIELD_NUMBER: _builtins.int
@@ -1495,12 +1503,15 @@ class Credit(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
     CREATED_UNIX_S_FIELD_NUMBER: _builtins.int
+    EXPIRES_UNIX_S_FIELD_NUMBER: _builtins.int
     tenant_id: _builtins.str
     credit_id: _builtins.str
     amount_nano_usd: _builtins.int
     kind: Global___Credit.Kind.ValueType
     note: _builtins.str
     created_unix_s: _builtins.int
+    expires_unix_s: _builtins.int
+    """0 = never."""
     def __init__(
         self,
         *,
@@ -1510,10 +1521,11 @@ class Credit(_message.Message):
         kind: Global___Credit.Kind.ValueType = ...,
         note: _builtins.str = ...,
         created_unix_s: _builtins.int = ...,
+        expires_unix_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount_nano_usd", b"amount_nano_usd", "created_unix_s", b"created_unix_s", "credit_id", b"credit_id", "kind", b"kind", "note", b"note", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount_nano_usd", b"amount_nano_usd", "created_unix_s", b"created_unix_s", "credit_id", b"credit_id", "expires_unix_s", b"expires_unix_s", "kind", b"kind", "note", b"note", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
