@@ -12,6 +12,7 @@ from sqlalchemy import text
 
 from headrace_billing.audit import Stamp
 from headrace_billing.bookkeeper import Bookkeeper
+from headrace_billing.credit_expiry import CreditExpiry
 from headrace_billing.deliveries import Delivery
 from headrace_billing.key_rules import hash_api_key, principal
 from headrace_billing.key_store import create_key, find_by_hash
@@ -197,6 +198,37 @@ async def test_a_prepaid_tenants_budget_is_its_credit(office: Office) -> None:
     balance = await office.ask("GET", "/tenants/acme/balance")
     assert balance["available_nano_usd"] == 50_000 - AMOUNT_NANO_USD - 10_000
     assert balance["prepaid"]
+    await office.check_books()
+
+
+async def test_what_is_left_of_a_credit_ends_with_it(office: Office) -> None:
+    """Money that ends first is used first; each end is booked once, and the books stay right."""
+    await office.ask("POST", "/tenants", json={"tenant_id": "acme"})
+    now_s = int(office.clock.unix_s())
+    for name, amount, days in (("late", 1000, 20), ("soon", 4000, 10), ("lasting", 500, 0)):
+        grant = {
+            "credit_id": name,
+            "amount_nano_usd": amount,
+            "kind": "promotion",
+            "expires_unix_s": now_s + days * 86_400 if days else 0,
+        }
+        await office.ask("POST", "/tenants/acme/credits", json=grant)
+    past = {"credit_id": "past", "amount_nano_usd": 1, "expires_unix_s": now_s}
+    await office.ask("POST", "/tenants/acme/credits", 400, json=past)
+    await office.book(closed())
+    expiry = CreditExpiry(office.database, office.clock)
+    assert await expiry.expire() == 0
+    office.clock.advance(10 * 86_400)
+    assert [await expiry.expire(), await expiry.expire()] == [1, 0]
+    balance = await office.ask("GET", "/tenants/acme/balance")
+    assert balance["available_nano_usd"] == 1000 + 500
+    office.clock.advance(10 * 86_400)
+    assert await expiry.expire() == 1
+    balance = await office.ask("GET", "/tenants/acme/balance")
+    assert balance["available_nano_usd"] == 500
+    listed = (await office.ask("GET", "/tenants/acme/credits"))["credits"]
+    ended = {it["credit_id"]: it["amount_nano_usd"] for it in listed if it["kind"] == "expiry"}
+    assert ended == {"soon.expiry": 4000 - AMOUNT_NANO_USD, "late.expiry": 1000}
     await office.check_books()
 
 

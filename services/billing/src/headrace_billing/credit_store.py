@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, delete, func, insert, select
 
 from headrace_billing import schema
 from headrace_billing.audit import Stamp, write_audit
-from headrace_billing.credits import account_of, check_grant, postings_of
+from headrace_billing.credits import (
+    account_of,
+    check_grant,
+    expiry_of,
+    postings_of,
+    unused,
+)
 from headrace_billing.revisions import touch_keys
 from headrace_billing.tenant_store import find_tenant, is_prepaid
 from headrace_billing.usage_sums import open_of, spent_of
@@ -15,6 +21,7 @@ from headrace_common.errors import InvalidRequest
 from headrace_contracts.billing.v1 import billing_pb2 as pb
 
 _journal = schema.journal
+MAX_EXPIRED_AT_ONCE = 200
 
 
 def grant_credit(connection: Connection, request: pb.GrantCreditRequest, by: Stamp) -> pb.Credit:
@@ -24,7 +31,7 @@ def grant_credit(connection: Connection, request: pb.GrantCreditRequest, by: Sta
         InvalidRequest: a field breaks its rule, or the id names another credit.
         NotFound: no such tenant.
     """
-    check_grant(request)
+    check_grant(request, by.unix_s)
     find_tenant(connection, request.tenant_id)
     wanted = pb.Credit(
         tenant_id=request.tenant_id,
@@ -33,6 +40,7 @@ def grant_credit(connection: Connection, request: pb.GrantCreditRequest, by: Sta
         kind=request.kind or pb.Credit.KIND_PAYMENT,
         note=request.note,
         created_unix_s=by.unix_s,
+        expires_unix_s=request.expires_unix_s,
     )
     return book_credit(connection, wanted, by)
 
@@ -50,7 +58,7 @@ def book_credit(connection: Connection, wanted: pb.Credit, by: Stamp) -> pb.Cred
     payload = connection.execute(query).scalar_one_or_none()
     if payload is not None:
         before = pb.Credit.FromString(payload)
-        if (before.amount_nano_usd, before.kind) != (wanted.amount_nano_usd, wanted.kind):
+        if _terms(before) != _terms(wanted):
             raise InvalidRequest("This credit_id names another credit.", param="credit_id")
         return before
     connection.execute(
@@ -62,6 +70,9 @@ def book_credit(connection: Connection, wanted: pb.Credit, by: Stamp) -> pb.Cred
             "created_unix_s": by.unix_s,
         },
     )
+    if wanted.expires_unix_s:
+        row = {"journal_id": journal_id, "expires_unix_s": wanted.expires_unix_s}
+        connection.execute(insert(schema.ending_credits), row)
     rows = [
         {"account": it.account, "amount_nano_usd": it.amount_nano_usd}
         for it in sorted(postings_of(wanted), key=lambda it: it.account)
@@ -73,6 +84,32 @@ def book_credit(connection: Connection, wanted: pb.Credit, by: Stamp) -> pb.Cred
     detail = f"{wanted.credit_id}: {wanted.amount_nano_usd} nano-USD, {wanted.note}"
     write_audit(connection, by, "book_credit", wanted.tenant_id, detail)
     return wanted
+
+
+def _terms(credit: pb.Credit) -> tuple[int, int, int]:
+    return (credit.amount_nano_usd, credit.kind, credit.expires_unix_s)
+
+
+def expire_credits(connection: Connection, by: Stamp) -> int:
+    """Take back what is left of credits that have ended, each once; return how many those were."""
+    table = schema.ending_credits
+    due = (
+        select(table.c.journal_id, _journal.c.payload)
+        .join(_journal, _journal.c.journal_id == table.c.journal_id)
+        .where(table.c.expires_unix_s <= by.unix_s)
+        .order_by(table.c.expires_unix_s, table.c.journal_id)
+        .limit(MAX_EXPIRED_AT_ONCE)
+    )
+    rows = connection.execute(due).all()
+    for row in rows:
+        ending = pb.Credit.FromString(row.payload)
+        tenant_id = ending.tenant_id
+        used = spent_of(connection, tenant_id) + open_of(connection, tenant_id)
+        left = unused(list_credits(connection, tenant_id), ending, used)
+        if left:
+            book_credit(connection, expiry_of(ending, left, by.unix_s), by)
+        connection.execute(delete(table).where(table.c.journal_id == row.journal_id))
+    return len(rows)
 
 
 def list_credits(connection: Connection, tenant_id: str) -> list[pb.Credit]:

@@ -246,6 +246,14 @@ journal_postings = Table(
     Column("amount_nano_usd", BigInteger, nullable=False),
 )
 
+# Credits that have an end and have not reached it.
+ending_credits = Table(
+    "ending_credits",
+    metadata,
+    Column("journal_id", Text, ForeignKey("journal.journal_id"), primary_key=True),
+    Column("expires_unix_s", BigInteger, nullable=False, index=True),
+)
+
 invoices = Table(
     "invoices",
     metadata,

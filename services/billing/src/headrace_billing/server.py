@@ -17,6 +17,7 @@ from headrace_billing.audit import Stamp
 from headrace_billing.books_service import BooksService
 from headrace_billing.changes import ChangeFeed
 from headrace_billing.consumer import UsageConsumer
+from headrace_billing.credit_expiry import CreditExpiry
 from headrace_billing.desk import Desk
 from headrace_billing.exporter import Exporter, ExportTarget
 from headrace_billing.http_listener import HttpListener
@@ -82,6 +83,7 @@ class BillingServer:
             grace_s=settings.sweep_grace_s,
             interval_s=settings.sweep_interval_s,
         )
+        self._credit_expiry = CreditExpiry(self._database, clock)
         services = DESCRIPTOR.services_by_name
         desk = Desk(self._database, self._feed, clock)
         self._policies = PolicyNames(settings.guard_address)
@@ -130,6 +132,7 @@ class BillingServer:
         self._run("database", self._serve_database)
         self._run("consumer", self._consumer.run)
         self._run("sweeper", self._sweeper.run)
+        self._run("credit_expiry", self._credit_expiry.run)
         self._run("last_used", self._last_used.run)
         if self._exporter is not None:
             self._run("exporter", self._exporter.run)

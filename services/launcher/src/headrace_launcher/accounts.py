@@ -141,6 +141,7 @@ async def grant_credit(client: BillingClient, args: Namespace) -> int:
             "amount_nano_usd": args.usd,
             "kind": args.kind,
             "note": args.note,
+            "expires_unix_s": args.expires,
         },
     )
     return _show(args, await client.send("Accounts", "GrantCredit", request))

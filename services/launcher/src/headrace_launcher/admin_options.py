@@ -201,6 +201,9 @@ def _add_money(commands: Commands, add: AddCommand) -> None:
     grant.add_argument("--usd", type=usd, required=True)
     grant.add_argument("--kind", choices=("payment", "promotion"), default="payment")
     grant.add_argument("--note", default="")
+    grant.add_argument(
+        "--expires", type=moment, default=0, metavar="DATE", help="UTC; what is left then ends"
+    )
     show = _json(add(credits, "list", "list a tenant's credits", "accounts:list_credits"))
     show.add_argument("tenant", metavar="TENANT")
     invoices = _group(commands, "invoices", "invoices")
