@@ -88,7 +88,8 @@ class Intake:
 def flow_over(limiter: Limiter) -> tuple[RequestFlow, Admission]:
     metrics, clock = GatewayMetrics(CollectorRegistry()), SystemClock()
     admission = Admission(limiter, metrics)
-    card = SimpleNamespace(model="m", recipe=SimpleNamespace(block_size_tokens=16))
+    recipe = SimpleNamespace(block_size_tokens=16)
+    card = SimpleNamespace(model="m", takes_text=False, recipe=recipe)
     model = SimpleNamespace(encoder=None, card=card)
     unused = cast(Any, None)
     flow = RequestFlow(
