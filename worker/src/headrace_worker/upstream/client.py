@@ -64,7 +64,10 @@ class UpstreamClient:
     ) -> None:
         self._url = url.rstrip("/")
         self._root = self._url.removesuffix("/v1")
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        # Events are read as they come over the wire, so nothing may be compressed.
+        headers = {"Accept-Encoding": "identity"}
+        if api_key:
+            headers["Authorization"] = f"Bearer {api_key}"
         # Why the server is away, for the log; empty = it is there.
         self.trouble = ""
         self._http = httpx.AsyncClient(
@@ -149,26 +152,40 @@ def read_load(text: str) -> UpstreamLoad:
 
 
 async def _chunks(response: httpx.Response) -> AsyncIterator[Json]:
-    """Yield the JSON of each event until [DONE]; an end without it is a loss."""
-    data: list[str] = []
-    async for line in response.aiter_lines():
-        if len(line) > _MAX_LINE_BYTES:
-            raise Unavailable("The engine behind this model answers in no known form.")
-        if line.startswith("data:"):
-            data.append(line[5:].removeprefix(" "))
-        elif not line and data:
-            text, data = "\n".join(data), []
-            if text == "[DONE]":
-                return
-            try:
-                chunk = json.loads(text)
-            except ValueError as error:
-                raise Unavailable(
-                    "The engine behind this model answers in no known form."
-                ) from error
-            if isinstance(chunk, dict):
-                yield chunk
+    """Yield the JSON of each event until [DONE]; an end without it is a loss.
+
+    Lines are cut here, from what the connection brings in one piece: httpx's own lines cost more
+    than everything else that is done with an event.
+    """
+    rest, data = b"", list[bytes]()
+    async for piece in response.aiter_raw():
+        *lines, rest = (rest + piece).split(b"\n")
+        if len(rest) > _MAX_LINE_BYTES:
+            raise _no_known_form()
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                data.append(line[5:].removeprefix(b" "))
+            elif not line and data:
+                text, data = b"\n".join(data), []
+                if text == b"[DONE]":
+                    return
+                yield _json_object(text)
     raise ReplicaLost("The engine behind this model ended in mid-answer.")
+
+
+def _json_object(text: bytes) -> Json:
+    try:
+        chunk = json.loads(text)
+    except ValueError as error:
+        raise _no_known_form() from error
+    if not isinstance(chunk, dict):
+        raise _no_known_form()
+    return chunk
+
+
+def _no_known_form() -> Unavailable:
+    return Unavailable("The engine behind this model answers in no known form.")
 
 
 async def _refusal(response: httpx.Response) -> HeadraceError:

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 from headrace_common.blocks import ALGORITHM, BLOCK_SIZE_TOKENS, self_test
 from headrace_common.errors import (
@@ -17,7 +17,6 @@ from headrace_common.errors import (
     Unavailable,
     Unimplemented,
 )
-from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.rpc import Call
 from headrace_contracts.types.v1.types_pb2 import HashRecipe, ReplicaRef
 from headrace_contracts.worker.v1 import worker_pb2 as pb
@@ -64,7 +63,9 @@ class UpstreamState:
         self.is_draining = False
         # Prompt tokens, as guessed, of requests without a first token; output so far of the others.
         self.running: dict[object, AnswerReader] = {}
-        self.moved = asyncio.Event()
+        self._is_over = False
+        # Of the streams that wait for their server.
+        self._waits: set[asyncio.Timeout] = set()
         self._changed = asyncio.Event()
 
     @property
@@ -124,6 +125,27 @@ class UpstreamState:
         finally:
             del self.running[key]
             self.notify()
+
+    def end_streams(self) -> None:
+        """Let every stream end: the grace is over."""
+        self._is_over = True
+        now_s = asyncio.get_running_loop().time()
+        for wait in list(self._waits):
+            wait.reschedule(now_s)
+
+    @asynccontextmanager
+    async def until_moved(self) -> AsyncIterator[None]:
+        """Run a wait that `end_streams` ends.
+
+        Raises:
+            TimeoutError: the grace is over.
+        """
+        async with asyncio.timeout(0 if self._is_over else None) as wait:
+            self._waits.add(wait)
+            try:
+                yield
+            finally:
+                self._waits.discard(wait)
 
     def report(self) -> pb.LoadReport:
         """Return the load: the server's own numbers where it tells them, else ours."""
@@ -251,7 +273,7 @@ class UpstreamServicer:
         num_before = len(state.running)
         await self._wait_idle(grace_s)
         num_moved = len(state.running)
-        state.moved.set()
+        state.end_streams()
         await self._wait_idle(_SETTLE_S)
         return num_before - num_moved, num_moved
 
@@ -265,21 +287,13 @@ class UpstreamServicer:
         self, chunks: AsyncIterator[dict[str, object]]
     ) -> AsyncIterator[dict[str, object]]:
         """Yield chunks until the drain's grace ends."""
-        moved = asyncio.create_task(self._state.moved.wait())
-        try:
-            while True:
-                nothing: dict[str, object] = {}
-                coming = asyncio.ensure_future(anext(chunks, nothing))
-                try:
-                    await asyncio.wait({coming, moved}, return_when=asyncio.FIRST_COMPLETED)
-                    if not coming.done():
-                        raise ReplicaDraining("This worker is leaving.")
-                finally:
-                    if not coming.done():
-                        await cancel_and_wait(coming)
-                chunk = coming.result()
-                if chunk is nothing:
-                    return
-                yield chunk
-        finally:
-            await cancel_and_wait(moved)
+        nothing: dict[str, object] = {}
+        while True:
+            try:
+                async with self._state.until_moved():
+                    chunk = await anext(chunks, nothing)
+            except TimeoutError as error:
+                raise ReplicaDraining("This worker is leaving.") from error
+            if chunk is nothing:
+                return
+            yield chunk
