@@ -159,6 +159,7 @@ class WorkerApp:
                 max_waiting=settings.max_waiting,
                 context_tokens=model.info.context_tokens,
                 block_size=BLOCK_SIZE_TOKENS,
+                checks_books=settings.check_invariants,
                 slowdown_ratio=settings.stream_slowdown_ratio,
             ),
             table=model.table,

@@ -74,6 +74,11 @@ class WorkerSettings(RpcServiceSettings):
         "chunks of prompts are made as small as that needs. Streams with a wanted time per token "
         "go by that instead, and those of the class batch do not count. 100 = as good as off.",
     )
+    check_invariants: bool = Field(
+        False,
+        description="Debug mode: check all books of the engine after every step; slow. A mistake "
+        "ends all requests, is logged, and the engine starts afresh.",
+    )
     max_running: int = Field(
         32, ge=1, le=4096, description="Most sequences in one step; at most the token budget."
     )

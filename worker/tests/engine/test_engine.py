@@ -37,11 +37,16 @@ class Bench:
         self.outputs: dict[int, list[RequestOutput]] = defaultdict(list)
         self.facts = []
         self._changed = threading.Condition()
-        sizes = {"token_budget": 16, "max_running": 8, "max_waiting": 32, "context_tokens": 200}
+        sizes = {
+            "token_budget": 16,
+            "max_running": 8,
+            "max_waiting": 32,
+            "context_tokens": 200,
+        }
         self.engine = Engine(
             self.runner,
             num_blocks,
-            SchedulerLimits(**(sizes | limits), block_size=SIZE),
+            SchedulerLimits(**(sizes | limits), block_size=SIZE, checks_books=True),
             TABLE,
             self.events,
             self._take,

@@ -19,9 +19,12 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from headrace_testing import golden_matrix
+from headrace_worker.engine.token_table import TokenTable
 from headrace_worker.model.loader import load_model
 from headrace_worker.model.runner import ModelRunner, Row
 from headrace_worker.model.weights import LoadedModel
+from headrace_worker.model_host import ReadyModel
 from headrace_worker.prepare import ensure_prepared
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
@@ -30,6 +33,8 @@ GOLDEN = Path(__file__).parents[3] / "tests" / "golden" / "greedy_smollm2.json"
 S = 16
 NUM_BLOCKS = 700
 MAX_KL = 1e-4
+NUM_MATRIX_TOKENS = 6
+MATRIX_WAYS = {"cache hits", "chunks of 16", "preempted", "resumed at random"}
 
 
 @dataclass
@@ -140,22 +145,27 @@ def test_greedy_output_equals_the_reference(runner: ModelRunner, golden: dict[st
     assert worst < MAX_KL
 
 
-@pytest.mark.parametrize(
-    ("chunk", "batch", "every"),
-    [(10_000, 1, 8), (16, 8, 5), (64, 8, 5)],
-    ids=["alone", "chunks of 16, batch 8", "chunks of 64, batch 8"],
-)
-def test_cutting_and_batching_do_not_matter(
-    runner: ModelRunner, golden: dict[str, Any], chunk: int, batch: int, every: int
+def test_no_way_of_making_a_text_changes_it(
+    model: LoadedModel, runner: ModelRunner, golden: dict[str, Any]
 ) -> None:
-    """The same tokens come out alone and whole, or in small chunks among others."""
-    chosen = [case for case in golden["cases"] if len(case["prompt_token_ids"]) < 160][::every]
-    assert len(chosen) >= 5
-    num_tokens = 8
-    for start in range(0, len(chosen), batch):
-        cases = chosen[start : start + batch]
-        for case, run in zip(cases, generate(runner, cases, num_tokens, chunk), strict=True):
-            assert run.output == case["output_token_ids"][:num_tokens], case["text"][:50]
+    """A slice of worker/benchmarks/golden_matrix.py: the same tokens, and logits within 1e-6."""
+    chosen = [case for case in golden["cases"] if len(case["prompt_token_ids"]) < 100][::7]
+    prompts = [case["prompt_token_ids"] for case in chosen]
+    table = TokenTable.from_json(model.info.tokenizer_json)
+    ready = ReadyModel(model.info, runner, table, NUM_BLOCKS)
+    alone = golden_matrix.make(ready, prompts, NUM_MATRIX_TOKENS, golden_matrix.ALONE)
+    assert alone.tokens == [case["output_token_ids"][:NUM_MATRIX_TOKENS] for case in chosen]
+    is_fast = runner.uses_compiled_kernels
+    wanted = MATRIX_WAYS if is_fast else {"chunks of 16"}
+    ways = [way for way in golden_matrix.WAYS if way.name in wanted]
+    differences = {it.way: it for it in golden_matrix.all_ways(ready, prompts, alone, ways)}
+    assert differences.keys() == wanted
+    for it in differences.values():
+        assert it.num_equal == it.num_texts == len(prompts) >= 5
+        assert it.max_kl < 1e-6
+    if is_fast:
+        assert differences["cache hits"].cached_tokens > 0
+        assert differences["preempted"].num_preempted > 0
 
 
 def test_tokenizer_equals_the_reference(model: LoadedModel, golden: dict[str, Any]) -> None:

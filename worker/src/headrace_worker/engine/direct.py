@@ -71,10 +71,18 @@ class DirectEngine:
             HeadraceError: it says that its request failed.
             queue.Empty: none came in time.
         """
-        at_s, output = self._outputs.get(timeout=timeout_s)
+        at_s, output = self.next_or_error(timeout_s)
         if output.error is not None:
             raise output.error
         return at_s, output
+
+    def next_or_error(self, timeout_s: float = _WAIT_S) -> tuple[float, RequestOutput]:
+        """Return the next output, a failed request's too.
+
+        Raises:
+            queue.Empty: none came in time.
+        """
+        return self._outputs.get(timeout=timeout_s)
 
     def _take(self, outputs: list[RequestOutput]) -> None:
         at_s = time.perf_counter()
@@ -86,16 +94,20 @@ def limits_for(
     model: ReadyModel,
     token_budget: int = 256,
     max_running: int = 64,
+    max_waiting: int = 1024,
     slowdown_ratio: float = SchedulerLimits.slowdown_ratio,
+    *,
+    checks_books: bool = False,
 ) -> SchedulerLimits:
-    """Return limits for *model*, with a queue that nothing here fills."""
+    """Return limits for *model*, by default with a queue that nothing fills."""
     return SchedulerLimits(
         token_budget=token_budget,
         max_running=min(max_running, token_budget),
-        max_waiting=1024,
+        max_waiting=max_waiting,
         context_tokens=model.info.context_tokens,
         block_size=BLOCK_SIZE_TOKENS,
         slowdown_ratio=slowdown_ratio,
+        checks_books=checks_books,
     )
 
 

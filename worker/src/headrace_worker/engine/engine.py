@@ -22,6 +22,7 @@ from headrace_common.clock import Clock
 from headrace_common.errors import HeadraceError, Internal, InvalidRequest
 from headrace_worker.engine.block_events import BlockEventLog
 from headrace_worker.engine.choice import Choice
+from headrace_worker.engine.invariants import check_books
 from headrace_worker.engine.load import EngineLoad, StepFacts
 from headrace_worker.engine.output import RequestOutput, Sink, Times, Usage
 from headrace_worker.engine.pace import Pace
@@ -162,6 +163,9 @@ class Engine:
         self._take_commands()
         if self._scheduler.has_work:
             self._step()
+            if self._limits.checks_books:
+                live = [it.request for it in self._live.values()]
+                check_books(self._scheduler, self._cache, self._limits, live)
         self._hand_out()
 
     def _take_commands(self) -> None:

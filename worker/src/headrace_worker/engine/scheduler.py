@@ -45,6 +45,7 @@ class SchedulerLimits:
         context_tokens: prompt and output of one sequence.
         block_size: tokens per block.
         ageing_s: seconds of waiting that one class of priority is worth.
+        checks_books: debug mode: all invariants are checked after each step.
         slowdown_ratio: longest step while streams run, in steps without a prompt (see `Pace`).
     """
 
@@ -55,6 +56,7 @@ class SchedulerLimits:
     block_size: int = 16
     ageing_s: float = 10.0
     slowdown_ratio: float = 2.2
+    checks_books: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.max_running <= self.token_budget:
