@@ -90,7 +90,7 @@ def _prompts(tokenizer: Tokenizer, number: int) -> list[list[int]]:
     texts = [case["text"] for case in golden["cases"]]
     texts += [entry["text"] for entry in golden["tokenizer"]]
     sources = [ids for text in texts if (ids := tokenizer.encode(text).ids)]
-    rng = random.Random(7)  # noqa: S311 - repeatable, not secret
+    rng = random.Random(7)
     prompts: list[list[int]] = []
     seen: set[tuple[int, ...]] = set()
     while len(prompts) < number:
@@ -109,7 +109,7 @@ def _reference(gguf: Path, prompts: list[list[int]], alone: Texts, threads: int)
         texts.write_text(json.dumps(pairs), encoding="utf-8")
         script = _GOLDEN / "reference_logits.py"
         command = [sys.executable, script, gguf, texts, logits, "--threads", str(threads)]
-        done = subprocess.run(command, check=False, stderr=subprocess.PIPE)  # noqa: S603 - own
+        done = subprocess.run(command, check=False, stderr=subprocess.PIPE)
         if done.returncode:
             sys.exit(f"the reference failed: {done.stderr.decode()[-2000:]}")
         rows = np.load(logits)
