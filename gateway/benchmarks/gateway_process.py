@@ -15,13 +15,13 @@ from pathlib import Path
 
 from headrace_common.errors import ReplicaLost
 from headrace_common.lifecycle import Lifecycle, run
+from headrace_common.process_tuning import tune_process
 from headrace_common.telemetry import Telemetry, TelemetrySettings
 from headrace_contracts.guard.v1 import guard_pb2
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
 from headrace_gateway import app
 from headrace_gateway.app import Gateway
-from headrace_gateway.process_tuning import tune_process
 from headrace_gateway.settings import GatewaySettings
 
 PARTS = ("guard", "admission", "outbox")

@@ -7,9 +7,9 @@ import signal
 import sys
 
 from headrace_common.lifecycle import Lifecycle, run
+from headrace_common.process_tuning import tune_process
 from headrace_common.telemetry import Telemetry, TelemetrySettings
 from headrace_gateway.app import Gateway
-from headrace_gateway.process_tuning import tune_process
 from headrace_gateway.settings import GatewaySettings
 
 

@@ -1,12 +1,12 @@
-"""What the interpreter is told once, at the start of a gateway process."""
+"""What the interpreter is told once, at the start of a process that requests wait for."""
 
 from __future__ import annotations
 
 import gc
 import sys
 
-# The outbox's thread needs the interpreter some times for each commit, and answers wait for it. By
-# default a busy event loop would keep it for 5 ms each time.
+# A gateway's outbox needs the interpreter on its thread some times for each commit, and answers
+# wait for it. By default a busy event loop would keep it for 5 ms each time.
 _SWITCH_INTERVAL_S = 0.0005
 # Requests leave few cycles; the youngest generation is looked through this seldom. Objects.
 _YOUNG_OBJECTS = 10_000
