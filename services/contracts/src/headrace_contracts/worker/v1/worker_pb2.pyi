@@ -154,7 +154,9 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def kv_source(self) -> Global___KvTransferHandle:
-        """KV computed elsewhere; absent = compute here."""
+        """KV computed elsewhere; absent = compute here. Without a lease_id the worker lets `address`
+        compute the prompt (PrefillKv) and takes its blocks. Whatever fails, it computes itself.
+        """
 
     @_builtins.property
     def text(self) -> Global___TextPrompt:
@@ -1256,3 +1258,87 @@ class ReleaseKvResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseKvResponse: _TypeAlias = ReleaseKvResponse  # noqa: Y015
+
+@_typing.final
+class PrefillKvRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    SKIP_BLOCKS_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    model: _builtins.str
+    adapter: _builtins.str
+    cache_salt: _builtins.bytes
+    priority: _types_pb2.Priority.ValueType
+    skip_blocks: _builtins.int
+    """Leading blocks that the caller holds already; they are not sent."""
+    fingerprint: _builtins.str
+    """Of the caller's model, and the layout of its blocks: both must be the same here."""
+    layout: _builtins.str
+    @_builtins.property
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        adapter: _builtins.str = ...,
+        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        cache_salt: _builtins.bytes = ...,
+        priority: _types_pb2.Priority.ValueType = ...,
+        skip_blocks: _builtins.int = ...,
+        fingerprint: _builtins.str = ...,
+        layout: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "fingerprint", b"fingerprint", "layout", b"layout", "model", b"model", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "skip_blocks", b"skip_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefillKvRequest: _TypeAlias = PrefillKvRequest  # noqa: Y015
+
+@_typing.final
+class KvBlocks(_message.Message):
+    """A run of consecutive blocks. The first message comes when the prompt is computed and may be empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_BLOCK_IDX_FIELD_NUMBER: _builtins.int
+    BLOCK_HASHES_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    CRC32_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    first_block_idx: _builtins.int
+    """Position of the first one in the prompt, counted in blocks."""
+    block_hashes: _builtins.bytes
+    """Each 16 bytes, joined."""
+    data: _builtins.bytes
+    """Keys and values in the layout that was asked for. At most 4 MiB, or one block."""
+    crc32: _builtins.int
+    """CRC-32 of data."""
+    cached_tokens: _builtins.int
+    """First message only: prompt tokens that the sender did not have to compute."""
+    def __init__(
+        self,
+        *,
+        first_block_idx: _builtins.int = ...,
+        block_hashes: _builtins.bytes = ...,
+        data: _builtins.bytes = ...,
+        crc32: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "cached_tokens", b"cached_tokens", "crc32", b"crc32", "data", b"data", "first_block_idx", b"first_block_idx"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvBlocks: _TypeAlias = KvBlocks  # noqa: Y015

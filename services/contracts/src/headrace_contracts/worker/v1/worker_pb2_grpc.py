@@ -74,6 +74,11 @@ class WorkerStub:
                 request_serializer=headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.ReleaseKvRequest.SerializeToString,
                 response_deserializer=headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.ReleaseKvResponse.FromString,
                 _registered_method=True)
+        self.PrefillKv = channel.unary_stream(
+                '/headrace.worker.v1.Worker/PrefillKv',
+                request_serializer=headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.PrefillKvRequest.SerializeToString,
+                response_deserializer=headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.KvBlocks.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -138,6 +143,16 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PrefillKv(self, request, context):
+        """Computes a prompt, unless it is cached, and streams the KV of its full blocks, but for one that
+        holds the last token; for a worker that will decode. Its end may come early: what is missing the
+        receiver computes itself. INVALID_REQUEST for another model, fingerprint or layout.
+        UNIMPLEMENTED where it cannot.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -180,6 +195,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.ReleaseKv,
                     request_deserializer=headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.ReleaseKvRequest.FromString,
                     response_serializer=headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.ReleaseKvResponse.SerializeToString,
+            ),
+            'PrefillKv': grpc.unary_stream_rpc_method_handler(
+                    servicer.PrefillKv,
+                    request_deserializer=headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.PrefillKvRequest.FromString,
+                    response_serializer=headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.KvBlocks.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -398,6 +418,33 @@ class Worker:
             '/headrace.worker.v1.Worker/ReleaseKv',
             headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.ReleaseKvRequest.SerializeToString,
             headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.ReleaseKvResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrefillKv(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/headrace.worker.v1.Worker/PrefillKv',
+            headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.PrefillKvRequest.SerializeToString,
+            headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.KvBlocks.FromString,
             options,
             channel_credentials,
             insecure,

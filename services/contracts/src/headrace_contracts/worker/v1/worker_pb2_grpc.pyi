@@ -52,6 +52,12 @@ class WorkerStub:
     """Takes KV blocks out for another worker, under a lease. UNIMPLEMENTED where it cannot."""
     ReleaseKv: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReleaseKvRequest, _worker_pb2.ReleaseKvResponse]
     """Ends a lease early. Idempotent."""
+    PrefillKv: _grpc.UnaryStreamMultiCallable[_worker_pb2.PrefillKvRequest, _worker_pb2.KvBlocks]
+    """Computes a prompt, unless it is cached, and streams the KV of its full blocks, but for one that
+    holds the last token; for a worker that will decode. Its end may come early: what is missing the
+    receiver computes itself. INVALID_REQUEST for another model, fingerprint or layout.
+    UNIMPLEMENTED where it cannot.
+    """
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
@@ -77,6 +83,12 @@ class WorkerAsyncStub(WorkerStub):
     """Takes KV blocks out for another worker, under a lease. UNIMPLEMENTED where it cannot."""
     ReleaseKv: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReleaseKvRequest, _worker_pb2.ReleaseKvResponse]  # type: ignore[assignment]
     """Ends a lease early. Idempotent."""
+    PrefillKv: _aio.UnaryStreamMultiCallable[_worker_pb2.PrefillKvRequest, _worker_pb2.KvBlocks]  # type: ignore[assignment]
+    """Computes a prompt, unless it is cached, and streams the KV of its full blocks, but for one that
+    holds the last token; for a worker that will decode. Its end may come early: what is missing the
+    receiver computes itself. INVALID_REQUEST for another model, fingerprint or layout.
+    UNIMPLEMENTED where it cannot.
+    """
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -147,5 +159,17 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.ReleaseKvResponse, _abc.Awaitable[_worker_pb2.ReleaseKvResponse]]:
         """Ends a lease early. Idempotent."""
+
+    @_abc_1.abstractmethod
+    def PrefillKv(
+        self,
+        request: _worker_pb2.PrefillKvRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.KvBlocks], _abc.AsyncIterator[_worker_pb2.KvBlocks]]:
+        """Computes a prompt, unless it is cached, and streams the KV of its full blocks, but for one that
+        holds the last token; for a worker that will decode. Its end may come early: what is missing the
+        receiver computes itself. INVALID_REQUEST for another model, fingerprint or layout.
+        UNIMPLEMENTED where it cannot.
+        """
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
