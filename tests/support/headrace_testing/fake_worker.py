@@ -228,6 +228,13 @@ class FakeWorker:
         """No lease is ever given, so there is nothing to end."""
         return pb.ReleaseKvResponse()
 
+    async def PrefillKv(  # noqa: N802 - contract name
+        self, _message: pb.PrefillKvRequest, _call: Call
+    ) -> AsyncIterator[pb.KvBlocks]:
+        """Refuse: there is no KV here."""
+        raise Unimplemented("A fake has no KV.")
+        yield  # makes this a stream
+
     def card(self) -> pb.ModelCard:
         """The model card: byte tokenizer, ChatML template."""
         return pb.ModelCard(

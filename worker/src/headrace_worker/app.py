@@ -6,6 +6,8 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 
@@ -20,7 +22,13 @@ from headrace_common.settings import split_address
 from headrace_contracts.cache_index.v1 import cache_index_pb2
 from headrace_contracts.types.v1.types_pb2 import ReplicaRef, TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import WorkerUsage
-from headrace_contracts.worker.v1.worker_pb2 import FinishReason
+from headrace_contracts.worker.v1.worker_pb2 import (
+    POOL_ROLE_DECODE,
+    POOL_ROLE_PREFILL,
+    POOL_ROLE_UNSPECIFIED,
+    FinishReason,
+    PoolRole,
+)
 from headrace_worker.calls import Calls, GenerateCall
 from headrace_worker.constraints.compiler import ConstraintCompiler
 from headrace_worker.constraints.matcher import tokenizer_of
@@ -33,7 +41,9 @@ from headrace_worker.engine.scheduler import SchedulerLimits
 from headrace_worker.generate_events import finish_reason, token_usage
 from headrace_worker.kernels.rounding import Rounding
 from headrace_worker.kv_events import KvPublisher
+from headrace_worker.kv_transfer import KvTransfer
 from headrace_worker.metrics import WorkerMetrics
+from headrace_worker.model.kv_memory import BlockMemory
 from headrace_worker.model_host import ModelHost, ReadyModel
 from headrace_worker.server import (
     DESCRIPTOR,
@@ -50,6 +60,11 @@ _log = logging.getLogger(__name__)
 
 _HEALTH_INTERVAL_S = 0.2
 _FLUSH_S = 2.0
+_ROLES: Final[dict[str, PoolRole.ValueType]] = {
+    "both": POOL_ROLE_UNSPECIFIED,
+    "prefill": POOL_ROLE_PREFILL,
+    "decode": POOL_ROLE_DECODE,
+}
 
 
 class WorkerApp:
@@ -92,6 +107,7 @@ class WorkerApp:
             clock,
             lambda: self._host.progress_ratio,
             self._embedded,
+            _ROLES[settings.role],
         )
         self._server = RpcServer(settings.listen, [(DESCRIPTOR, servicer)], RpcMetrics(registry))
         self._witness = (
@@ -168,6 +184,20 @@ class WorkerApp:
             clock=self._clock,
             on_step=self.metrics.observe_step,
         )
+        served = self._served(model, engine)
+        self.metrics.watch(lambda: engine.load, engine.stalled_s, served.kv_capacity_tokens)
+        engine.start()
+        served.constraints.prepare()
+        self.state.served = served
+        self.state.notify()
+        if settings.cache_index_address:
+            publisher = KvPublisher(
+                settings.cache_index_address, self._hello(served), events, self.metrics
+            )
+            self._tasks.append(asyncio.create_task(publisher.run()))
+
+    def _served(self, model: ReadyModel, engine: Engine) -> Served:
+        settings = self._settings
         served = Served(
             model=settings.model_name,
             info=model.info,
@@ -179,16 +209,18 @@ class WorkerApp:
                 lambda: tokenizer_of(model.info, model.table), self._clock, self.metrics
             ),
         )
-        self.metrics.watch(lambda: engine.load, engine.stalled_s, served.kv_capacity_tokens)
-        engine.start()
-        served.constraints.prepare()
-        self.state.served = served
-        self.state.notify()
-        if settings.cache_index_address:
-            publisher = KvPublisher(
-                settings.cache_index_address, self._hello(served), events, self.metrics
-            )
-            self._tasks.append(asyncio.create_task(publisher.run()))
+        if not isinstance(model.runner, BlockMemory):
+            return served
+        transfer = KvTransfer(
+            engine,
+            model.runner,
+            served.rules,
+            self._calls,
+            self._clock,
+            self.metrics,
+            settings.kv_transfer_timeout_s,
+        )
+        return replace(served, transfer=transfer)
 
     def _hello(self, served: Served) -> cache_index_pb2.Hello:
         return cache_index_pb2.Hello(
@@ -228,7 +260,7 @@ class WorkerApp:
             if request.output_tokens > request.num_choices:
                 per_choice = request.output_tokens / request.num_choices
                 metrics.tpot_s.observe(times.decode_s / (per_choice - 1))
-        if request.pooling is None:
+        if request.pooling is None and not request.is_for_transfer:
             reason = finish_reason(_finish(call, output))
             self._bear_witness(request.request_id, token_usage(output.usage), reason)
 

@@ -77,10 +77,8 @@ def _refuse_unknown(message: pb.GenerateRequest, rules: RequestRules) -> None:
         raise ModelNotFound(f"Model {message.model!r} is not served here.", param="model")
     if message.adapter:
         raise ModelNotFound(f"Adapter {message.adapter!r} is not loaded here.", param="adapter")
-    if message.HasField("kv_source"):
-        raise Unimplemented(
-            "This engine cannot take KV blocks from another worker.", param="kv_source"
-        )
+    if message.kv_source.lease_id:
+        raise Unimplemented("This engine takes no leased KV blocks.", param="kv_source")
 
 
 def _sampling(message: pb.Sampling, vocab_size: int) -> SamplingParams:

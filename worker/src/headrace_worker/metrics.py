@@ -74,6 +74,31 @@ class WorkerMetrics:
         self.usage_dropped = counter(
             "usage_records_dropped", "Usage records dropped because Kafka was away too long."
         )
+        self._make_transfer_collectors(registry)
+
+    def _make_transfer_collectors(self, registry: CollectorRegistry) -> None:
+        self.kv_transfers = Counter(
+            "headrace_worker_kv_transfers",
+            "Prompts fetched from prefill workers, by outcome: ok, held, partial, no_room, failed.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.kv_taken_tokens = Counter(
+            "headrace_worker_kv_taken_tokens",
+            "Tokens of KV taken from other workers.",
+            registry=registry,
+        )
+        self.kv_sent_tokens = Counter(
+            "headrace_worker_kv_sent_tokens",
+            "Tokens of KV sent to other workers.",
+            registry=registry,
+        )
+        self.kv_transfer_s = Histogram(
+            "headrace_worker_kv_transfer_seconds",
+            "Time of a transfer, the prefill included.",
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
 
     def watch(
         self, load: Callable[[], EngineLoad], stalled_s: Callable[[], float], kv_capacity: int

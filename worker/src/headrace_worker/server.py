@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from opentelemetry import trace
@@ -25,6 +26,7 @@ from headrace_worker.engine.output import RequestOutput
 from headrace_worker.engine.token_table import TokenTable
 from headrace_worker.generate_events import EventWriter
 from headrace_worker.generate_request import RequestRules, parse
+from headrace_worker.kv_transfer import KvTransfer
 from headrace_worker.model.info import ModelInfo
 
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["Worker"]
@@ -45,6 +47,8 @@ class Served:
     kv_capacity_tokens: int
     max_requests: int
     constraints: ConstraintCompiler
+    # None = this pool's blocks cannot be carried.
+    transfer: KvTransfer | None = None
 
     @property
     def rules(self) -> RequestRules:
@@ -127,6 +131,7 @@ class WorkerServicer:
         clock: time.
         progress_ratio: returns the share of loading done.
         on_embedded: told of each Embed call that was answered, by request id.
+        role: what routers may send here.
     """
 
     def __init__(
@@ -137,10 +142,11 @@ class WorkerServicer:
         clock: Clock,
         progress_ratio: Callable[[], float],
         on_embedded: Callable[[str, TokenUsage], None],
+        role: pb.PoolRole.ValueType = pb.POOL_ROLE_UNSPECIFIED,
     ) -> None:
         self._state, self._calls, self._drain = state, calls, drain
         self._clock, self._progress_ratio = clock, progress_ratio
-        self._on_embedded = on_embedded
+        self._on_embedded, self._role = on_embedded, role
         self._keys = itertools.count(1)
 
     async def Generate(  # noqa: N802 - contract name
@@ -152,6 +158,9 @@ class WorkerServicer:
         request = parse(message, served.rules, next(self._keys), self._clock.now_s())
         if message.HasField("constraint"):
             request.constraint = await served.constraints.compile(message.constraint)
+            self._drain.check_admits()
+        if message.HasField("kv_source") and served.transfer is not None:
+            await served.transfer.take(message.kv_source.address, message, request)
             self._drain.check_admits()
         call = self._calls.open(request)
         try:
@@ -183,6 +192,7 @@ class WorkerServicer:
             kv_capacity_tokens=0 if served is None else served.kv_capacity_tokens,
             load_progress_ratio=self._progress_ratio(),
             device="cpu",
+            role=self._role,
         )
 
     async def FetchTokenizer(  # noqa: N802 - contract name
@@ -226,6 +236,19 @@ class WorkerServicer:
     async def ReleaseKv(self, _request: pb.ReleaseKvRequest, _call: Call) -> pb.ReleaseKvResponse:  # noqa: N802 - contract name
         """No lease is ever given, so there is nothing to end."""
         return pb.ReleaseKvResponse()
+
+    async def PrefillKv(  # noqa: N802 - contract name
+        self, message: pb.PrefillKvRequest, _call: Call
+    ) -> AsyncIterator[pb.KvBlocks]:
+        """Compute a prompt for another worker and send its blocks."""
+        self._drain.check_admits()
+        served = self._require_served()
+        if served.transfer is None:
+            raise Unimplemented("This engine does not hand over KV blocks.")
+        parts = served.transfer.give(message, next(self._keys), self._state.notify)
+        async with aclosing(parts):
+            async for part in parts:
+                yield part
 
     async def _events(self, call: GenerateCall, served: Served) -> AsyncIterator[pb.GenerateEvent]:
         writer = EventWriter(call.request, served.table, self._state.replica)

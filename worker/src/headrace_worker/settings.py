@@ -79,6 +79,18 @@ class WorkerSettings(RpcServiceSettings):
         description="Debug mode: check all books of the engine after every step; slow. A mistake "
         "ends all requests, is logged, and the engine starts afresh.",
     )
+    role: Literal["both", "prefill", "decode"] = Field(
+        "both",
+        description="What routers send here: requests (both, decode), or prompts to be computed "
+        "for a decode worker (prefill).",
+    )
+    kv_transfer_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        le=3600,
+        description="Longest wait for a prompt's KV from a prefill worker, the prefill included; "
+        "after it the prompt is computed here. Seconds.",
+    )
     max_running: int = Field(
         32, ge=1, le=4096, description="Most sequences in one step; at most the token budget."
     )

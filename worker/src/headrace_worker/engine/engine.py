@@ -40,6 +40,9 @@ _log = logging.getLogger(__name__)
 _JOIN_TIMEOUT_S = 5.0
 
 
+_Work = Callable[[PrefixCache], None]
+
+
 class StepRunner(Protocol):
     """The model as the engine sees it; `headrace_worker.model.runner.ModelRunner` is one."""
 
@@ -102,7 +105,7 @@ class Engine:
         self._cache = PrefixCache(num_blocks, events)
         self._pace = Pace(limits.slowdown_ratio, limits.token_budget)
         self._scheduler = Scheduler(limits, self._cache, self._pace)
-        self._commands: queue.SimpleQueue[Request | int | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Request | int | _Work | None] = queue.SimpleQueue()
         self._live: dict[int, _Live] = {}
         self._outputs: dict[int, RequestOutput] = {}
         self._rates = StepRates()
@@ -137,6 +140,10 @@ class Engine:
     def abort(self, key: int) -> None:
         """End a request before the next step. Any thread; nothing happens if it is unknown."""
         self._commands.put(key)
+
+    def between_steps(self, work: _Work) -> None:
+        """Run *work* on the engine's thread before its next step. Any thread; it must be short."""
+        self._commands.put(work)
 
     def stalled_s(self) -> float:
         """Return for how long work is pending without a completed step. Any thread.
@@ -179,6 +186,8 @@ class Engine:
                 return
             if isinstance(command, int):
                 self._abort(command)
+            elif callable(command):
+                command(self._cache)
             else:
                 self._add(command)
 

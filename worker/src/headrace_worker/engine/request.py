@@ -125,6 +125,11 @@ class Request:
     last_token_s: float | None = None
     cached_tokens: int = 0
     num_preemptions: int = 0
+    # Prompt tokens that another worker computed for this very request: found in the cache here,
+    # and yet not reused.
+    handed_tokens: int = 0
+    # A prefill for another worker: its usage is the other one's to report.
+    is_for_transfer: bool = False
     # Place in the queue: smaller goes first. Static, so that waiting is ageing (see scheduler).
     rank: tuple[float, int] = (0.0, 0)
     sequences: list[Sequence] = field(init=False)

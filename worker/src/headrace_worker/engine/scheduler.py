@@ -328,7 +328,7 @@ class Scheduler:
         if request.scheduled_s is None:
             request.scheduled_s = now_s
             most = self._num_reusable(seq.num_prompt) * self._limits.block_size
-            request.cached_tokens = min(seq.num_computed, most)
+            request.cached_tokens = max(0, min(seq.num_computed, most) - request.handed_tokens)
 
     def _make_room(self, seq: Sequence, step: _Step) -> bool:
         """Preempt running sequences of a lower class, if that is enough to admit *seq*."""

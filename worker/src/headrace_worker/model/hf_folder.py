@@ -20,6 +20,8 @@ from headrace_worker.model.hf_config import config_from_hf
 from headrace_worker.model.info import ModelInfo
 from headrace_worker.model.weights import LoadedModel, assemble, tensor_plan
 
+# Of each weight file, for the fingerprint.
+_NUM_SAMPLES, _SAMPLE_BYTES = 16, 4096
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -103,16 +105,22 @@ def _info(
 
 
 def _fingerprint(folder: Path, files: list[Path], tokenizer_json: bytes) -> str:
-    """Hash names, sizes and headers of the weight files, the config and the tokenizer.
+    """Hash names, sizes, headers and samples of the weight files, the config and the tokenizer.
 
-    Not the weights themselves: that would read gigabytes at each start.
+    Not all of the weights: that would read gigabytes at each start. Two models of one shape differ
+    in every sample, and must not take each other's KV.
     """
-    digest = hashlib.sha256(b"headrace-hf/1")
+    digest = hashlib.sha256(b"headrace-hf/2")
     for path in files:
         with path.open("rb") as file:
             size = file.read(8)
             header = size + file.read(int.from_bytes(size, "little"))
-        for part in (path.name.encode(), str(path.stat().st_size).encode(), header):
+            num_bytes = path.stat().st_size
+            samples = b""
+            for numerator in range(_NUM_SAMPLES):
+                file.seek(len(header) + (num_bytes - len(header)) * numerator // _NUM_SAMPLES)
+                samples += file.read(_SAMPLE_BYTES)
+        for part in (path.name.encode(), str(num_bytes).encode(), header, samples):
             digest.update(hashlib.sha256(part).digest())
     digest.update(hashlib.sha256((folder / "config.json").read_bytes()).digest())
     digest.update(hashlib.sha256(tokenizer_json).digest())

@@ -15,6 +15,7 @@ import torch
 from headrace_common.blocks import BLOCK_SIZE_TOKENS
 from headrace_worker.kernels.dispatch import kernels_for, native_for
 from headrace_worker.kernels.rounding import Rounding
+from headrace_worker.model import kv_memory
 from headrace_worker.model.batch import Batch, Row, build_batch
 from headrace_worker.model.compiled_step import compiled_step
 from headrace_worker.model.decoder import Decoder
@@ -122,6 +123,24 @@ class ModelRunner:
         """Copy one block's KV over all layers (copy-on-write)."""
         pair = torch.tensor([[src, dst]], dtype=torch.int32, device=self._device)
         self._kernels.copy_blocks(self._kv, self._kv, pair)
+
+    @property
+    def layout(self) -> str:
+        """Name of the layout of a block's bytes; see `kv_memory`."""
+        return kv_memory.layout_name(self._kv)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers."""
+        return kv_memory.bytes_per_block(self._kv)
+
+    def read_blocks(self, block_ids: Sequence[int]) -> bytes:
+        """Copy blocks out, for another worker."""
+        return kv_memory.read(self._kv, block_ids)
+
+    def write_blocks(self, block_ids: Sequence[int], data: bytes) -> None:
+        """Copy blocks in that another worker computed."""
+        kv_memory.write(self._kv, block_ids, data)
 
     def warm_up(self) -> None:
         """Run a prefill and a decode once, so that the first request does not pay for page faults.

@@ -265,6 +265,13 @@ class UpstreamServicer:
         """No lease is ever given, so there is nothing to end."""
         return pb.ReleaseKvResponse()
 
+    async def PrefillKv(  # noqa: N802 - contract name
+        self, _message: pb.PrefillKvRequest, _call: Call
+    ) -> AsyncIterator[pb.KvBlocks]:
+        """Not offered: the engine's memory is its own."""
+        raise Unimplemented("This engine does not hand over KV blocks.")
+        yield  # makes this a stream
+
     async def drain(self, grace_s: float) -> tuple[int, int]:
         """Leave; return how many streams finished and how many were ended."""
         state = self._state
