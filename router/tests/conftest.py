@@ -8,10 +8,12 @@ import pytest
 
 from headrace_common.kv_index import ReplicaKey
 from headrace_contracts.worker.v1.worker_pb2 import (
+    POOL_ROLE_UNSPECIFIED,
     WORKER_STATE_READY,
     DescribeResponse,
     LoadReport,
     ModelCard,
+    PoolRole,
     WorkerState,
 )
 from headrace_router.candidate import Query
@@ -45,11 +47,21 @@ class Fleet:
         self.pipeline = Pipeline(self.table, self.mirror, self.loads, self.predictor, self.decode)
         self.policy: Policy = HoldPolicy(HoldParameters(), Random(1))
 
-    def add(self, worker_id: str, incarnation: int = 1, model: str = "m") -> ReplicaKey:
+    def add(
+        self,
+        worker_id: str,
+        incarnation: int = 1,
+        model: str = "m",
+        role: PoolRole.ValueType = POOL_ROLE_UNSPECIFIED,
+        kv_bytes_per_token: int = 0,
+    ) -> ReplicaKey:
         """Add a ready worker; its address is its name."""
         key = ReplicaKey(worker_id, incarnation)
         described = DescribeResponse(
-            replica=key.to_ref(), state=WORKER_STATE_READY, models=[ModelCard(model=model)]
+            replica=key.to_ref(),
+            state=WORKER_STATE_READY,
+            models=[ModelCard(model=model, kv_bytes_per_token=kv_bytes_per_token)],
+            role=role,
         )
         self.table.describe(worker_id, described)
         self.report(key)

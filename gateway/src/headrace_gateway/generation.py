@@ -136,6 +136,8 @@ class _Attempt(Protocol):
     ref: ReplicaRef
     address: str
     queue_s: float
+    # Of the worker that computes the prompt for it; empty = it does so itself.
+    prefill_address: str
 
     def first_token(self, cached_tokens: int, ttft_s: float) -> None:
         """Report that the prompt is computed."""
@@ -156,6 +158,7 @@ class _Picked:
     def __init__(self, pick: Pick) -> None:
         self.ref, self.address = pick.decision.replica, pick.decision.address
         self.queue_s = pick.decision.queue_s
+        self.prefill_address = pick.decision.prefill_address
         self.first_token, self.output, self.end = pick.first_token, pick.output, pick.end
         self._tell_failed = pick.failed
 
@@ -170,7 +173,7 @@ class _Guessed:
 
     def __init__(self, ref: ReplicaRef, address: str) -> None:
         self.ref, self.address = ref, address
-        self.queue_s = 0.0
+        self.queue_s, self.prefill_address = 0.0, ""
 
     def first_token(self, cached_tokens: int, ttft_s: float) -> None:
         """Nobody to tell."""
@@ -334,9 +337,10 @@ class Generator:
                 running.deliver(ReplicaLost("The replica makes no progress."))
 
         with self.directory.running_on(attempt.ref, attempt.address, lose):
-            call = await self.workers.generate(
-                attempt.address, job.resumed(), deadline_s - started_s
-            )
+            request = job.resumed()
+            if attempt.prefill_address:
+                request.kv_source.address = attempt.prefill_address
+            call = await self.workers.generate(attempt.address, request, deadline_s - started_s)
             calls.append(call)
             async with call:
                 is_first = True

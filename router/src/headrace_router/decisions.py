@@ -49,7 +49,7 @@ def to_message(
         replica=chosen.replica.ref,
         address=chosen.replica.address,
         predicted_hit_blocks=chosen.hit_blocks,
-        predicted_ttft_s=chosen.predicted_ttft_s,
+        predicted_ttft_s=choice.predicted_ttft_s,
         queue_s=queue_s,
         policy=choice.policy.name,
         index_staleness_s=index_staleness_s,
@@ -57,6 +57,10 @@ def to_message(
         shadow_policy=shadow_policy,
         shadow_replica=None if shadow_key is None else shadow_key.to_ref(),
     )
+    if choice.pair is not None:
+        prefill = choice.pair.prefill.replica
+        decision.prefill_replica.CopyFrom(prefill.ref)
+        decision.prefill_address = prefill.address
     for one in _told(choice):
         _render(one, decision.candidates.add())
     return decision

@@ -25,6 +25,7 @@ from headrace_router.fairness import VirtualCounters
 from headrace_router.fleet_view import FleetView
 from headrace_router.load_guard import LoadBook, LoadGuard
 from headrace_router.metrics import RouterMetrics
+from headrace_router.pairs import bookings, find_pair, tie
 from headrace_router.pick import Choice, Pipeline
 from headrace_router.policies.policy import Policy
 from headrace_router.policy_file import PolicyFile
@@ -195,9 +196,9 @@ class PickDesk:
         guard.first_token(self._clock.now_s())
         self._metrics.predicted_tokens.inc(query.cached_tokens(chosen.hit_blocks))
         self._metrics.cached_tokens.inc(message.cached_tokens)
-        if message.ttft_s > 0 and chosen.predicted_ttft_s > 0:
-            self._metrics.ttft_error_ratio.observe(message.ttft_s / chosen.predicted_ttft_s)
-            if chosen.uncached_tokens >= _MIN_TAUGHT_TOKENS:
+        if message.ttft_s > 0 and choice.predicted_ttft_s > 0:
+            self._metrics.ttft_error_ratio.observe(message.ttft_s / choice.predicted_ttft_s)
+            if chosen.uncached_tokens >= _MIN_TAUGHT_TOKENS and choice.pair is None:
                 self._predictor.observe(chosen.key, chosen.predicted_ttft_s, message.ttft_s)
         self.notice_change()
 
@@ -321,13 +322,19 @@ class PickDesk:
         _, shadow = self._policies_of(query.model)
         if shadow is not None:
             self._shadow.compare(query, choice, shadow)
-        guard = self._loads.book(
-            chosen.key,
-            query.chain,
-            uncached_tokens=chosen.uncached_tokens,
-            prompt_tokens=query.prompt_tokens,
-            now_s=now_s,
-        )
+        choice.pair = find_pair(query, chosen, choice.candidates, self._file.pairs.rules())
+        self._metrics.pairs.labels("direct" if choice.pair is None else "pair").inc()
+        guards = [
+            self._loads.book(
+                one.replica,
+                query.chain,
+                uncached_tokens=one.uncached_tokens,
+                prompt_tokens=one.prompt_tokens,
+                now_s=now_s,
+            )
+            for one in bookings(query, chosen, choice.pair)
+        ]
+        guard = tie(guards)
         ticket.queue_s = now_s - arrived_s
         self.counters.charge(query.tenant_id, prompt_tokens=chosen.uncached_tokens)
         self._mean_own_s += 0.05 * (chosen.own_s - self._mean_own_s)

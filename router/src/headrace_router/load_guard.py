@@ -89,6 +89,7 @@ class LoadGuard:
         "_book",
         "_entry_id",
         "_is_started",
+        "_tied",
         "backlog_tokens",
         "decided_at_s",
         "is_peers",
@@ -102,6 +103,7 @@ class LoadGuard:
         self._book: LoadBook | None = book
         self._entry_id: int | None = None
         self._is_started = self.is_peers = False
+        self._tied: LoadGuard | None = None
         self.replica, self.decided_at_s = replica, now_s
         self.backlog_tokens, self.tokens = backlog_tokens, tokens
 
@@ -114,11 +116,17 @@ class LoadGuard:
         """Tie an in-flight entry to this guard's life."""
         self._entry_id = entry_id
 
+    def tie(self, other: LoadGuard) -> None:
+        """Give *other* back with this one's first token, or with its end: a prefill elsewhere."""
+        self._tied = other
+
     def first_token(self, now_s: float) -> None:
         """The prompt is computed. Idempotent; nothing happens after the release."""
         if self._book is None or self._is_started:
             return
         self._is_started = True
+        if self._tied is not None:
+            self._tied.release()
         if self.backlog_tokens:
             self._book.change(self, backlog_tokens=-self.backlog_tokens, tokens=0)
         if self._entry_id is not None:
@@ -136,6 +144,8 @@ class LoadGuard:
         if book is None:
             return False
         book.give_back(self)
+        if self._tied is not None:
+            self._tied.release()
         if self._entry_id is not None:
             book.in_flight.remove(self._entry_id)
         return True

@@ -94,6 +94,12 @@ class RouterMetrics:
         )
 
     def _make_policy_collectors(self, registry: CollectorRegistry) -> None:
+        self.pairs = Counter(
+            "headrace_router_pairs",
+            "Decisions by who computes the prompt: direct (who decodes), pair (a prefill replica).",
+            ["way"],
+            registry=registry,
+        )
         self.shadow_decisions = Counter(
             "headrace_router_shadow_decisions",
             "Decisions that the shadow policy was asked about, by what it would have done.",

@@ -18,6 +18,7 @@ from headrace_router.filters import EXCLUDED, NO_ROOM
 from headrace_router.fleet_view import FleetView
 from headrace_router.gathering import Gatherer
 from headrace_router.load_guard import LoadBook
+from headrace_router.pairs import Pair
 from headrace_router.policies.policy import Policy
 from headrace_router.prediction import PrefillPredictor
 from headrace_router.replicas import ReplicaTable
@@ -44,6 +45,13 @@ class Choice:
     load_staleness_s: float
     # What the shadow policy would have chosen: its name and replica, None = let it wait.
     shadow: tuple[str, ReplicaKey | None] | None = None
+    # Who computes the prompt for the chosen one; None = it does so itself.
+    pair: Pair | None = None
+
+    @property
+    def predicted_ttft_s(self) -> float:
+        """Seconds to the first token, whoever computes the prompt."""
+        return self.chosen.predicted_ttft_s if self.pair is None else self.pair.pair_s
 
 
 class Pipeline:

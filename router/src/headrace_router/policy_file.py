@@ -11,6 +11,7 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from headrace_common.toml_file import load_toml
+from headrace_router.pairs import PairRules
 from headrace_router.policies.consistent_hash import (
     ConsistentHashParameters,
     ConsistentHashPolicy,
@@ -96,6 +97,18 @@ class ConsistentHashSection(_Section):
     max_load_ratio: float = Field(default=1.25, ge=1, le=1000)
 
 
+class PairsSection(_Section):
+    """What handing a prompt's KV over costs; see `pairs`."""
+
+    setup_s: float = Field(default=0.02, ge=0, le=600)
+    transfer_bytes_per_s: float = Field(default=5e8, gt=0, le=1e15)
+    stall_weight: float = Field(default=0.5, ge=0, le=100)
+
+    def rules(self) -> PairRules:
+        """Return the knobs as the choice takes them."""
+        return PairRules(self.setup_s, self.transfer_bytes_per_s, self.stall_weight)
+
+
 class QueueSection(_Section):
     """Bounds and order of the queues."""
 
@@ -130,6 +143,7 @@ class PolicyFile(_Section):
     overlap_load: OverlapLoadSection = OverlapLoadSection()
     prefix_threshold: PrefixThresholdSection = PrefixThresholdSection()
     consistent_hash: ConsistentHashSection = ConsistentHashSection()
+    pairs: PairsSection = PairsSection()
     queue: QueueSection = QueueSection()
     fairness: FairnessSection = FairnessSection()
     models: dict[str, ModelSection] = Field(default_factory=dict)

@@ -92,6 +92,7 @@ async def _routing(decisions: Decisions, request_id: str) -> Json | None:
     chosen = [it for it in decision.candidates if it.replica == decision.replica]
     return {
         "replica": decision.replica.worker_id,
+        "prefill_replica": decision.prefill_replica.worker_id or None,
         "policy": decision.policy,
         "queue_s": decision.queue_s,
         "predicted_ttft_s": decision.predicted_ttft_s,

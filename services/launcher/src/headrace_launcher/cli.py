@@ -33,6 +33,7 @@ _SETTINGS = (
     "port",
     "workers",
     "gateways",
+    "prefill_workers",
     "model",
     "model_name",
     "model_routes_file",
@@ -117,6 +118,10 @@ def _add_fleet_commands(commands: _Commands) -> None:
     start.add_argument(
         "--gateways", type=int, metavar="N",
         help="gateways, on the port and the ports after it (default 1)",
+    )  # fmt: skip
+    start.add_argument(
+        "--prefill-workers", type=int, metavar="N",
+        help="how many workers only compute prompts for the others (default 0)",
     )  # fmt: skip
     start.add_argument(
         "--model",

@@ -172,6 +172,7 @@ class Fleet:
             port=settings.port,
             num_workers=settings.workers,
             num_gateways=settings.gateways,
+            num_prefill_workers=min(settings.prefill_workers, settings.workers - 1),
             model_path=model,
             embedding_dir=embedding,
             model_name=settings.model_name,

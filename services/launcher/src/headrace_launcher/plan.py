@@ -48,6 +48,8 @@ class FleetOptions:
     database_url: str = ""
     drain_grace_s: float = 20.0
     num_cpus: int = 1
+    # The last ones, which only compute prompts for the others.
+    num_prefill_workers: int = 0
     # None = in the state directory.
     model_routes_file: Path | None = None
     # Engines of another make, by name of their worker.
@@ -243,6 +245,12 @@ class _Planner:
             case _:
                 return {}
 
+    def _pool_role(self, idx: int) -> str:
+        num_prefill = self._options.num_prefill_workers
+        if not num_prefill:
+            return "both"
+        return "prefill" if idx >= len(self._workers) - num_prefill else "decode"
+
     def _worker(self, idx: int, needs: tuple[str, ...]) -> ChildSpec:
         address, metrics_address = self._workers[idx]
         name, prefix = f"worker-{idx + 1}", "HEADRACE_WORKER_"
@@ -254,6 +262,7 @@ class _Planner:
             "MODEL_NAME": self._options.model_name,
             "CACHE_INDEX_ADDRESS": self._address["cache-index"],
             "KAFKA_BOOTSTRAP": self._bootstrap,
+            "ROLE": self._pool_role(idx),
         }
         num_threads = str(max(1, self._options.num_cpus // len(self._workers)))
         return ChildSpec(

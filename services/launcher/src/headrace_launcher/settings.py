@@ -34,6 +34,12 @@ class LauncherSettings(ServiceSettings):
     gateways: int = Field(
         1, ge=1, le=16, description="Number of gateways, on `port` and the ports after it."
     )
+    prefill_workers: int = Field(
+        0,
+        ge=0,
+        le=63,
+        description="How many of the workers only compute prompts for the others; fewer than all.",
+    )
     model: Path | None = Field(
         None,
         description="GGUF file, Hugging Face folder, or the name of a model that is fetched: "
