@@ -70,13 +70,20 @@ class WorkerMetrics:
         self.kv_publish_failures = counter(
             "kv_publish_failures", "Times the event stream to the cache-index broke."
         )
-        self.usage_sent = counter("usage_records_sent", "Usage records that Kafka took.")
-        self.usage_dropped = counter(
-            "usage_records_dropped", "Usage records dropped because Kafka was away too long."
-        )
         self._make_transfer_collectors(registry)
 
     def _make_transfer_collectors(self, registry: CollectorRegistry) -> None:
+        """Make what tells of exchanges with other services and workers."""
+        self.usage_sent = Counter(
+            "headrace_worker_usage_records_sent",
+            "Usage records that Kafka took.",
+            registry=registry,
+        )
+        self.usage_dropped = Counter(
+            "headrace_worker_usage_records_dropped",
+            "Usage records dropped because Kafka was away too long.",
+            registry=registry,
+        )
         self.kv_transfers = Counter(
             "headrace_worker_kv_transfers",
             "Prompts fetched from prefill workers, by outcome: ok, held, partial, no_room, failed.",

@@ -77,7 +77,7 @@ class WorkerSettings(RpcServiceSettings):
     check_invariants: bool = Field(
         False,
         description="Debug mode: check all books of the engine after every step; slow. A mistake "
-        "ends all requests, is logged, and the engine starts afresh.",
+        "ends all requests, is logged, and the engine starts afresh. Takes no KV from others.",
     )
     role: Literal["both", "prefill", "decode"] = Field(
         "both",
