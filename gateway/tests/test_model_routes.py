@@ -82,7 +82,7 @@ async def test_a_conversation_stays_on_its_variant(fleet: GatewayFleet) -> None:
     """Each of its turns; others are spread."""
     used = set()
     async with fleet.http() as client:
-        for idx in range(12):
+        for idx in range(8):
             turns = [{"role": "user", "content": f"question {idx}"}]
             models = []
             for _ in range(2):
