@@ -185,7 +185,8 @@ def open_channel(address: str) -> grpc.aio.Channel:
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_reconnect_backoff_ms", 2000),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # How long one try to connect may take: a busy peer's loop answers the greeting.
+        ("grpc.min_reconnect_backoff_ms", 2000),
     ]
     return grpc.aio.insecure_channel(address, options=options)
 

@@ -93,6 +93,8 @@ class RpcFront:
     async def _pass_on(self, outer: asyncio.Transport, begun: bytes) -> None:
         loop = asyncio.get_running_loop()
         inward = _Pipe(self)
+        # Before it connects: a gRPC server speaks first.
+        inward.other = outer
         try:
             if self._inner_port > 1:
                 await loop.create_connection(lambda: inward, "127.0.0.1", self._inner_port)
@@ -107,7 +109,7 @@ class RpcFront:
         outward = _Pipe(self)
         outer.set_protocol(outward)
         outward.connection_made(outer)
-        inward.other, outward.other = outer, inward.transport
+        outward.other = inward.transport
         inward.transport.write(begun)
         outer.resume_reading()
 
