@@ -82,12 +82,15 @@ class _ByteLevel:
     def __init__(self) -> None:
         printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
         hidden = [byte for byte in range(256) if byte not in printable]
-        self._bytes = {chr(byte): byte for byte in printable}
-        self._bytes.update((chr(256 + idx), byte) for idx, byte in enumerate(hidden))
+        chars = {chr(byte): byte for byte in printable}
+        chars.update((chr(256 + idx), byte) for idx, byte in enumerate(hidden))
+        # Whole pieces at a time, as there are 50,000 to 260,000 while a worker's start waits.
+        self._latin = str.maketrans({char: chr(byte) for char, byte in chars.items()})
+        self._known = re.compile("[" + re.escape("".join(chars)) + "]*")
 
     def __call__(self, piece: str) -> bytes:
-        if all(char in self._bytes for char in piece):
-            return bytes(self._bytes[char] for char in piece)
+        if self._known.fullmatch(piece):
+            return piece.translate(self._latin).encode("latin-1")
         return piece.encode()
 
 
