@@ -79,6 +79,8 @@ def test_a_conversation_is_known_by_its_beginning() -> None:
     assert key("hi") == key("hi", "hello", "and now?")
     assert len({key("hi"), key("ho"), key("hi", tenant="u"), key("hi", prompt_cache_key="c")}) == 4
     assert key("hi", prompt_cache_key="c") == key("ho", prompt_cache_key="c")
+    request = parse_chat(b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}')
+    assert [sticky_key(request, ANYONE, "req", by) for by in ("key", "request")] == ["k", "req"]
 
 
 @pytest.mark.parametrize(
