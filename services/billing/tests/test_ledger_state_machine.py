@@ -64,6 +64,8 @@ class LedgerMachine(RuleBasedStateMachine):
         # request -> (tenant, price version, when it is swept)
         self.open: dict[str, tuple[str, int, float]] = {}
         self.witnessed: dict[str, int] = {}
+        # request -> (tenant, price version, tokens as swept)
+        self.swept: dict[str, tuple[str, int, tuple[int, int, int]]] = {}
         self.entries: dict[str, int] = {}
         self.spent = dict.fromkeys(TENANTS, 0)
         self.credited = dict.fromkeys(TENANTS, 0)
@@ -114,14 +116,17 @@ class LedgerMachine(RuleBasedStateMachine):
         self, request_id: str, tenant: str, version: int, tokens: tuple[int, int, int]
     ) -> None:
         """Count a terminal entry in the oracle, once."""
-        prompt, cached, output = tokens
         if request_id in self.entries:
             return
-        price = self.prices[version - 1]
-        amount = (prompt - cached) * price[0] + cached * price[1] + output * price[2]
+        amount = self.amount_of(version, tokens)
         self.entries[request_id] = amount
         self.spent[tenant] += amount
         self.open.pop(request_id, None)
+
+    def amount_of(self, version: int, tokens: tuple[int, int, int]) -> int:
+        prompt, cached, output = tokens
+        price = self.prices[version - 1]
+        return (prompt - cached) * price[0] + cached * price[1] + output * price[2]
 
     @rule(tenant=st.sampled_from(TENANTS))
     def open_request(self, tenant: str) -> None:
@@ -194,6 +199,24 @@ class LedgerMachine(RuleBasedStateMachine):
                 output = self.witnessed.get(request_id)
                 tokens = (10, 0, output) if output is not None else (0, 0, 0)
                 self.enter(request_id, tenant, version, tokens)
+                self.swept[request_id] = (tenant, version, tokens)
+
+    @rule(data=st.data(), prompt=st.integers(0, 300), output=st.integers(0, 50))
+    def close_after_the_sweep(self, data: st.DataObject, prompt: int, output: int) -> None:
+        """The gateway was alive after all: the difference is booked, once."""
+        if not self.swept:
+            return
+        request_id = data.draw(st.sampled_from(sorted(self.swept)))
+        tenant, version, before = self.swept.pop(request_id)
+        usage = TokenUsage(prompt_tokens=prompt, output_tokens=output)
+        event = closed(request_id, tenant, usage=usage)
+        event.price_version = version
+        self.deliver(event, event)
+        tokens = (prompt, 0, output)
+        if tokens != before:
+            more = self.amount_of(version, tokens) - self.amount_of(version, before)
+            self.entries[f"{request_id}:correction"] = more
+            self.spent[tenant] += more
 
     @rule(prices=st.tuples(st.integers(0, 90), st.integers(0, 9), st.integers(0, 90)))
     def set_price(self, prices: tuple[int, int, int]) -> None:
