@@ -15,6 +15,7 @@ from headrace_router.simulate.cost_model import CostModel, FitError, fit, read_s
 from headrace_router.simulate.results import plot, table
 from headrace_router.simulate.scenario import Scenario
 from headrace_router.simulate.simulation import Run, simulate
+from headrace_router.simulate.svg import picture
 from headrace_router.simulate.trace import TraceError, read_trace
 
 _DEFAULT_POLICIES = (
@@ -34,11 +35,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             runs.append(run)
             if not args.json:
                 sys.stderr.write(f"{policy}: {run.result.run_s:.0f} s\n")
+        if args.plot is not None:
+            args.plot.write_text(_svg(args, scenario, runs), encoding="utf-8")
     except (TraceError, FitError, SettingsError, OSError) as error:
         sys.stderr.write(f"headrace simulate: {error}\n")
         return 2
     sys.stdout.write(_json(args, scenario, runs) if args.json else _text(runs))
     return 0
+
+
+def _svg(args: argparse.Namespace, scenario: Scenario, runs: Sequence[Run]) -> str:
+    title = (
+        f"{args.trace.name}, load x{args.load:g}, {scenario.num_workers} workers of "
+        f"{scenario.kv_tokens} KV tokens, {scenario.num_routers} router(s)"
+    )
+    return picture({run.result.policy: run.ttfts() for run in runs}, title)
 
 
 def _json(args: argparse.Namespace, scenario: Scenario, runs: Sequence[Run]) -> str:
@@ -87,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--kv-tokens", type=_count, default=410_000, metavar="T", help="per worker, default 410000")
     add("--policies", type=_policies, default=_policies(_DEFAULT_POLICIES), metavar="A,B,...")
     add("--json", action="store_true", help="for scripts")
+    add("--plot", type=Path, metavar="FILE.svg", help="write the curves as a picture too")
     add("--requests", type=_count, metavar="N", help="only the first N of the trace")
     add("--routers", type=_count, default=1, metavar="N", help="default 1")
     add("--sharing", choices=("on", "off"), default="on", help="routers tell each other decisions")
