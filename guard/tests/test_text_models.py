@@ -3,17 +3,17 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from prometheus_client import Gauge
 
 from headrace_common.clock import SystemClock
 from headrace_guard.classifiers.artefact import Artefact, ArtefactError, HeadModel, Scale, load
 from headrace_guard.classifiers.cascade import CascadeModels
-from headrace_guard.classifiers.embedding import NUM_DIMENSIONS, Embeds
+from headrace_guard.classifiers.dense import NUM_INPUTS, Dense
+from headrace_guard.classifiers.embedding import NUM_DIMENSIONS, Embedded, Embeds
 from headrace_guard.classifiers.heads import HARM, HEADS, INDIRECT, INJECTION, LinearHeads
 from headrace_guard.classifiers.judge import Judge, JudgeFailedError
 from headrace_guard.classifiers.ngrams import NUM_BUCKETS, features
@@ -37,12 +37,11 @@ class _Embedder:
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        self.seen += texts
-        vectors = np.zeros((len(texts), NUM_DIMENSIONS), np.float32)
-        for row, text in enumerate(texts):
-            vectors[row, 0] = 1.0 if "surely" in text else -1.0
-        return vectors
+    def look(self, text: str) -> Embedded:
+        self.seen.append(text)
+        vector = np.zeros(NUM_DIMENSIONS, np.float32)
+        vector[0] = 1.0 if "surely" in text else -1.0
+        return Embedded(vector, vector[np.newaxis])
 
 
 class _Judge:
@@ -59,19 +58,27 @@ class _Judge:
         return dict.fromkeys(heads, self.answer)
 
 
+def _dense() -> Dense:
+    """Six times the first number of the embedding, for each head."""
+    inner = np.zeros((NUM_INPUTS, 2), np.float32)
+    inner[0] = 1.0, -1.0
+    outer = np.array([[6.0] * len(HEADS), [-6.0] * len(HEADS)], np.float32)
+    zeros, ones = np.zeros(NUM_INPUTS, np.float32), np.ones(NUM_INPUTS, np.float32)
+    return Dense(HEADS, zeros, ones, inner, zeros[:2], outer, zeros[: len(HEADS)])
+
+
 def _artefact() -> Artefact:
     weights = np.zeros((NUM_BUCKETS, len(HEADS)), np.float32)
     for column, head in enumerate(HEADS):
         if head in _WORDS:
             weights[features(_WORDS[head]).buckets, column] = 1.0
-    axis = np.zeros(NUM_DIMENSIONS, np.float32)
-    axis[0] = 6.0
-    models = {head: HeadModel(_SCALE, _SCALE, -2.0, axis, 0.0, 1.0) for head in HEADS}
+    models = {head: HeadModel(_SCALE, _SCALE, -2.0, 1.0) for head in HEADS}
     hazard_words = np.zeros((64, 14), np.float32)
     return Artefact(
         version="test",
         heads=models,
         linear=LinearHeads(weights, np.full(len(HEADS), -4.0, np.float32), HEADS),
+        dense=_dense(),
         hazards=tuple(f"S{number}" for number in range(1, 15)),
         hazard_words=hazard_words,
         hazard_vectors=np.zeros((14, NUM_DIMENSIONS), np.float32),
@@ -214,7 +221,9 @@ def test_the_fast_stage_judges_at_once() -> None:
 def test_examples_are_embedded_once() -> None:
     """A topic's examples are kept."""
     embedder = _Embedder()
-    vectors = TopicVectors(embedder.embed, 1)
+    vectors = TopicVectors(
+        lambda texts: np.array([embedder.look(text).vector for text in texts]), 1
+    )
     topic = Topic(("surely a", "b"))
     vectors.get(topic)
     vectors.get(topic)

@@ -1,53 +1,66 @@
 """Train, judge and ship the guard's models.
 
-``python -m headrace_guard_train --data DIR --embedding DIR [--work DIR] [--out DIR]``
+``python -m headrace_guard_train --data DIR --embedding DIR [--work DIR] all``; a head at a time
+before that, if wanted: ``linear --head HEAD``.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from headrace_guard.classifiers.embedding import Embedder
-from headrace_guard.classifiers.heads import HARM, HEADS
-from headrace_guard_train import export, hazards, own, plan, report, sources, topics
-from headrace_guard_train.cascade_figures import figures_of, linear_figures
-from headrace_guard_train.fit import Fitted, fit_embedding, fit_linear, windows_of
+from headrace_guard.classifiers.heads import HEADS
+from headrace_guard_train import finish, own, plan, sources
+from headrace_guard_train.fit import Fitted, fit_linear
 from headrace_guard_train.instances import Cutter
-from headrace_guard_train.vectors import VectorCache
+from headrace_guard_train.rows import Row
+from headrace_guard_train.states import StateCache
 
 _ROOT = Path(__file__).parents[3]
-_FOREWORD = Path(__file__).parent.parent / "report-foreword.md"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run all steps."""
+    """Run a step, or all."""
     given = _parse(arguments)
+    given.work.mkdir(parents=True, exist_ok=True)
     fetched, manifest = sources.read(given.data)
     own_rows = own.generate(plan.SEED)
-    rows = plan.training_rows([*fetched, *own_rows])
+    rows = [*fetched, *own_rows]
     manifest.append(sources.described("own templates", own.LICENCE, [row.text for row in own_rows]))
-    cutter = Cutter(rows)
-    given.work.mkdir(parents=True, exist_ok=True)
-    linear = {head: _linear(head, cutter, given.work) for head in given.heads}
-    if tuple(given.heads) != HEADS:
-        return
-    cache = VectorCache(given.work / "vectors.npz", Embedder(given.embedding))
-    embedding: dict[str, Fitted] = {}
-    found = {}
-    for head in HEADS:
-        if head not in plan.EMBEDDED:
-            found[head] = linear_figures(head, rows, linear[head])
-            continue
-        embedding[head], kept = fit_embedding(head, rows, linear[head], cache)
-        found[head] = figures_of(head, rows, linear[head], embedding[head], kept)
-    meant = hazards.fit(linear[HARM].windows.items, rows, cache)
-    topic = topics.fit([*fetched, *own_rows], cache, plan.SEED)
-    export.write(given.out, linear, embedding, found, meant, topic, manifest)
-    foreword = _FOREWORD.read_text(encoding="utf-8")
-    report.write(given.report, report.figures(found, meant, topic), found, foreword)
+    steps = _Steps(given, rows)
+    if given.step == "linear":
+        steps.linear(given.head)
+    else:
+        fits = {head: steps.linear(head) for head in HEADS}
+        made = finish.Made(rows, manifest, fits, steps.cache())
+        finish.run(made, given.out, given.report, given.work)
+
+
+class _Steps:
+    """The steps that take long; each is kept in the work folder."""
+
+    def __init__(self, given: argparse.Namespace, rows: Sequence[Row]) -> None:
+        self._given, self._rows = given, rows
+        self._cutter: Cutter | None = None
+
+    def cache(self) -> StateCache:
+        """Return what the embedding model said of windows before."""
+        return StateCache(self._given.work / "states.npz", Embedder(self._given.embedding))
+
+    def linear(self, head: str) -> Fitted:
+        """Fit a linear stage, or take it from an earlier run."""
+        kept = self._given.work / f"linear-{head}.npz"
+        if not kept.is_file():
+            self._cutter = self._cutter or Cutter(plan.training_rows(self._rows))
+            np.savez(kept, **vars(fit_linear(head, self._cutter, work=self._given.work)))
+        with np.load(kept, allow_pickle=False) as found:
+            return Fitted(
+                found["fold_weights"], found["fold_biases"], found["weights"], float(found["bias"])
+            )
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -59,22 +72,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, default=_ROOT / "guard/src/headrace_guard/models")
     parser.add_argument("--report", type=Path, default=_ROOT / "docs/guard-report")
-    parser.add_argument(
-        "--heads", nargs="+", default=HEADS, choices=HEADS, help="linear stage only"
-    )
+    steps = parser.add_subparsers(dest="step", required=True)
+    steps.add_parser("linear").add_argument("--head", choices=HEADS, required=True)
+    steps.add_parser("all", help="makes what is missing, judges, writes models and report")
     return parser.parse_args(arguments)
-
-
-def _linear(head: str, cutter: Cutter, work: Path) -> Fitted:
-    """Fit a linear stage, or take it from an earlier run of the same work folder."""
-    kept = work / f"linear-{head}.npz"
-    if not kept.is_file():
-        fitted = fit_linear(head, cutter)
-        np.savez(kept, logits=fitted.logits, weights=fitted.weights, bias=fitted.bias)
-        return fitted
-    windows = windows_of(cutter.instances(head), cutter.rows)
-    with np.load(kept, allow_pickle=False) as found:
-        return Fitted(windows, found["logits"], found["weights"], float(found["bias"]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Scores rows as serving does, out of source: linear first, the embedding where the band begins."""
+"""Puts the stages of a head together on left-out sources: band, share, scale, thresholds."""
 
 from __future__ import annotations
 
@@ -7,23 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headrace_guard.classifiers.heads import HARM, INJECTION, TOXICITY
+from headrace_guard.classifiers.dense import Dense
+from headrace_guard.classifiers.heads import HARM, INDIRECT, INJECTION, TOXICITY
 from headrace_guard.classifiers.text_model import Point
-from headrace_guard_train.fit import Fitted
-from headrace_guard_train.matrix import Vector
-from headrace_guard_train.operating import (
-    Scored,
-    by_row,
-    calibrate,
-    only,
-    source_weights,
-    thresholds,
-)
-from headrace_guard_train.rows import Row
+from headrace_guard_train import plan
+from headrace_guard_train.judged import Judged, judge_dense
+from headrace_guard_train.operating import Scored, calibrate, only, source_weights, thresholds
+from headrace_guard_train.states import StateCache
 
-# Share of clean texts that the embedding stage may be asked about, by head.
-BAND_RATIOS = {INJECTION: 0.025, HARM: 0.07, TOXICITY: 0.015}
-LINEAR_SHARES = (0.5, 1.0, 2.0)
+# Share of ordinary texts of unseen sources that the embedding stage may be asked about, by head; of
+# the three that a user's text is read for, together below a tenth.
+BAND_RATIOS = {INJECTION: 0.02, INDIRECT: 0.07, HARM: 0.07, TOXICITY: 0.015}
+LINEAR_SHARES = (0.0, 0.25, 0.5, 1.0)
 _FLOOR = -20.0
 
 
@@ -52,34 +47,30 @@ class HeadFigures:
     embedded_ratio: float
 
 
-def linear_figures(head: str, rows: Sequence[Row], linear: Fitted) -> HeadFigures:
-    """Return the figures of a head that has no embedding stage."""
-    labels = {idx: row.labels[head] for idx, row in enumerate(rows) if head in row.labels}
-    flat = by_row(linear.windows.rows, linear.windows.sources, labels, linear.logits)
-    stage = _stage(flat)
+def linear_figures(judged: Judged) -> HeadFigures:
+    """Return the figures of the linear stage alone."""
+    stage = _stage(judged.scored)
     return HeadFigures(stage, stage, np.inf, 1.0, 0.0)
 
 
 def figures_of(
-    head: str, rows: Sequence[Row], linear: Fitted, embedding: Fitted, kept: Vector
+    head: str, judged: Judged, models: Sequence[Dense], cache: StateCache
 ) -> HeadFigures:
     """Put the stages of a head together; the share of the linear logit is chosen out of source."""
-    labels = {idx: row.labels[head] for idx, row in enumerate(rows) if head in row.labels}
-    flat = by_row(linear.windows.rows, linear.windows.sources, labels, linear.logits)
-    first = _stage(flat)
+    flat = judged.scored
     band = _band(flat, BAND_RATIOS[head])
+    dense_logits = judge_dense(head, judged, band, models, cache)
     best: tuple[float, float, Scored] | None = None
     for share in LINEAR_SHARES:
-        summed = embedding.logits + share * kept
-        summed = np.where(kept < band, _FLOOR, summed)
-        scored = by_row(embedding.windows.rows, embedding.windows.sources, labels, summed)
+        summed = dense_logits + share * flat.logits
+        scored = judged.with_logits(np.where(np.isnan(summed), _FLOOR, summed))
         value = _merit(scored)
         if best is None or value > best[0]:
             best = (value, share, scored)
     assert best is not None  # noqa: S101 - there is at least one share
     clean = flat.clean()
     asked = float(source_weights(flat.sources[clean]) @ (flat.logits[clean] >= band))
-    return HeadFigures(first, _stage(best[2]), band, best[1], asked)
+    return HeadFigures(_stage(flat), _stage(best[2]), band, best[1], asked)
 
 
 def _stage(scored: Scored) -> Stage:
@@ -94,10 +85,10 @@ def _stage(scored: Scored) -> Stage:
 
 
 def _band(scored: Scored, ratio: float) -> float:
-    clean = scored.clean()
-    order = np.argsort(-scored.logits[clean])
-    shares = np.cumsum(source_weights(scored.sources[clean])[order])
-    return float(scored.logits[clean][order[int(np.searchsorted(shares, ratio))]])
+    ordinary = only(scored, scored.clean() & np.isin(scored.sources, sorted(plan.ORDINARY)))
+    order = np.argsort(-ordinary.logits)
+    shares = np.cumsum(source_weights(ordinary.sources)[order])
+    return float(ordinary.logits[order[int(np.searchsorted(shares, ratio))]])
 
 
 def _merit(scored: Scored) -> float:

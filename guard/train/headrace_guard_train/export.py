@@ -13,13 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace_guard.classifiers.artefact import ARRAYS_FILE, META_FILE
-from headrace_guard.classifiers.embedding import NUM_DIMENSIONS
+from headrace_guard.classifiers.dense import Dense
 from headrace_guard.classifiers.heads import HEADS
 from headrace_guard.classifiers.text_model import Point
 from headrace_guard_train.cascade_figures import HeadFigures, Stage
+from headrace_guard_train.dense_fit import packed
 from headrace_guard_train.fit import Fitted
-from headrace_guard_train.hazards import HAZARDS, Hazards
+from headrace_guard_train.hazards import Hazards
 from headrace_guard_train.operating import FALSE_RATIOS
+from headrace_guard_train.rows import HAZARDS
 from headrace_guard_train.sources import Source
 from headrace_guard_train.topics import Topics
 
@@ -29,7 +31,7 @@ Json = dict[str, Any]  # Any: JSON
 def write(
     folder: Path,
     linear: Mapping[str, Fitted],
-    embedding: Mapping[str, Fitted],
+    dense: Dense,
     heads: Mapping[str, HeadFigures],
     hazards: Hazards,
     topics: Topics,
@@ -37,18 +39,18 @@ def write(
 ) -> None:
     """Write both files."""
     folder.mkdir(parents=True, exist_ok=True)
-    packed = [_packed(linear[name].weights[:, None]) for name in HEADS]
+    heads_packed = [_packed(linear[name].weights[:, None]) for name in HEADS]
     hazard_words, hazard_scales = _packed(hazards.words)
     arrays = {
-        "linear_weights": np.hstack([weights for weights, _ in packed]),
-        "linear_scales": np.concatenate([scale for _, scale in packed]),
+        "linear_weights": np.hstack([weights for weights, _ in heads_packed]),
+        "linear_scales": np.concatenate([scale for _, scale in heads_packed]),
         "linear_biases": np.array([linear[name].bias for name in HEADS], np.float32),
         "hazard_words": hazard_words,
         "hazard_scales": hazard_scales,
         "hazard_vectors": hazards.vectors.astype(np.float16),
         "hazard_biases": hazards.biases,
         "background": topics.background.astype(np.float16),
-        **{f"embedding_{name}": _weights(embedding.get(name)) for name in HEADS},
+        **packed(dense),
     }
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # numpy's stub
@@ -57,7 +59,7 @@ def write(
     meta: Json = {
         "arrays_sha256": hashlib.sha256(data).hexdigest(),
         "linear_heads": list(HEADS),
-        "heads": {name: _head(heads[name], embedding.get(name)) for name in HEADS},
+        "heads": {name: _head(heads[name]) for name in HEADS},
         "hazards": list(HAZARDS),
         "topic": _topic(topics),
         "manifest": [vars(source) for source in sources],
@@ -71,17 +73,13 @@ def _packed(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.
     return np.rint(weights / scales).astype(np.int8), scales.astype(np.float32)
 
 
-def _weights(embedding: Fitted | None) -> NDArray[np.float32]:
-    return np.zeros(NUM_DIMENSIONS, np.float32) if embedding is None else embedding.weights
-
-
-def _head(figures: HeadFigures, embedding: Fitted | None) -> Json:
+def _head(figures: HeadFigures) -> Json:
     return {
         "linear": _stage(figures.linear),
         "cascade": _stage(figures.cascade),
         "band_from": min(figures.band_from, 1e9),
-        "embedding_bias": 0.0 if embedding is None else embedding.bias,
         "linear_share": figures.linear_share,
+        "has_embedding": bool(np.isfinite(figures.band_from)),
     }
 
 

@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from headrace_guard_train.instances import Instance
 from headrace_guard_train.matrix import Vector, minimise
-from headrace_guard_train.rows import Row
-from headrace_guard_train.vectors import VectorCache
+from headrace_guard_train.rows import HAZARDS, Row
+from headrace_guard_train.states import StateCache
 
-HAZARDS = tuple(f"S{number}" for number in range(1, 15))
 NUM_WORD_BUCKETS = 4096
 _WORD_PENALTY, _VECTOR_PENALTY = 0.3, 1.0
 
@@ -29,14 +28,14 @@ class Hazards:
     right_by_vectors: float
 
 
-def fit(windows: Sequence[Instance], rows: Sequence[Row], cache: VectorCache) -> Hazards:
+def fit(windows: Sequence[Instance], rows: Sequence[Row], cache: StateCache) -> Hazards:
     """Fit both models on windows whose row has a hazard; every fifth row is held out to judge."""
     known = [one for one in windows if rows[one.row_idx].hazard is not None]
     labels = np.array([HAZARDS.index(str(rows[one.row_idx].hazard)) for one in known])
     words = np.array([_words(one) for one in known])
     embedded = [(idx, cache.get(one.text)) for idx, one in enumerate(known)]
-    kept = [idx for idx, vector in embedded if vector is not None]
-    vectors = np.array([vector for _, vector in embedded if vector is not None], np.float64)
+    kept = [idx for idx, found in embedded if found is not None]
+    vectors = np.array([found.vector for _, found in embedded if found is not None], np.float64)
     word_weights, word_bias, word_right = _softmax(words, labels, _WORD_PENALTY)
     vector_weights, vector_bias, vector_right = _softmax(vectors, labels[kept], _VECTOR_PENALTY)
     return Hazards(

@@ -16,7 +16,7 @@ from typing import Any
 from headrace_guard.classifiers.heads import HARM, INDIRECT, INJECTION, TOXICITY
 from headrace_guard_train.documents import Documents
 from headrace_guard_train.grammar import Grammar, roughen
-from headrace_guard_train.rows import ALL_CLEAN, Row
+from headrace_guard_train.rows import ALL_CLEAN, HAZARDS, Row
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 LICENCE = "own"
@@ -70,7 +70,7 @@ def _injection(rng: random.Random, scale: float) -> list[Row]:
 
 
 def _harm(rng: random.Random, scale: float) -> list[Row]:
-    acts = _load("acts.toml")["act"]
+    acts = [*_load("acts.toml")["act"], *_load("acts_more.toml")["act"]]
     frames, benign = _load("harmful.toml"), _load("harmful_benign.toml")
     rows: list[Row] = []
     for act in acts:
@@ -86,7 +86,36 @@ def _harm(rng: random.Random, scale: float) -> list[Row]:
             for frame in rng.sample(benign["frames"], max(1, int(14 * scale))):
                 text = roughen(frame.replace("{ing}", subject), rng)
                 rows.append(Row(text, "own_harm_topics", ALL_CLEAN))
-    return rows + _asks(rng, scale, frames) + _harmless(rng, scale, benign)
+    rows += _same_frames(rng, scale, frames)
+    return rows + _asks(rng, scale, frames) + _more_asks(rng, scale) + _harmless(rng, scale, benign)
+
+
+def _same_frames(rng: random.Random, scale: float, frames: Mapping[str, Any]) -> list[Row]:
+    """Return harmless acts in the frames that ask for harm."""
+    acts = _load("acts_harmless.toml")
+    return [
+        Row(roughen(frame.replace("{do}", do), rng), "own_same_frames", ALL_CLEAN)
+        for do in (*acts["plain"], *acts["near"])
+        for kind, count in (("direct", 6), ("wrapped", 2))
+        for frame in rng.sample(frames[kind], max(1, int(count * scale)))
+    ]
+
+
+def _more_asks(rng: random.Random, scale: float) -> list[Row]:
+    data = _load("asks_more.toml")
+    grammar = Grammar(data["slots"], frozenset())
+    rows = [
+        Row(
+            roughen(text, rng),
+            "own_asks",
+            {INJECTION: 0, HARM: 1},
+            hazard=kind if kind in HAZARDS else None,
+        )
+        for kind, templates in data["harmful"].items()
+        for text in grammar.sample(templates, int(10 * scale * len(templates)), rng)
+    ]
+    clean = grammar.sample(data["clean"]["templates"], int(1000 * scale), rng)
+    return rows + [Row(roughen(text, rng), "own_asks_clean", ALL_CLEAN) for text in clean]
 
 
 def _asks(rng: random.Random, scale: float, data: Mapping[str, Any]) -> list[Row]:

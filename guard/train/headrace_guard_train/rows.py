@@ -9,6 +9,7 @@ from headrace_guard.classifiers.heads import HARM, INDIRECT, INJECTION, TOXICITY
 
 # Not a head: rows that are only looked at.
 HARM_SOFT = "harm_soft"
+HAZARDS = tuple(f"S{number}" for number in range(1, 15))
 ALL_CLEAN: Mapping[str, int] = {INJECTION: 0, INDIRECT: 0, HARM: 0, TOXICITY: 0}
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ _UNITS = {
     "self_instruct_user": "self_instruct",
     "bipia_context_train": "bipia",
     "bipia_indirect_train": "bipia",
+    "hh_harmless_firstturn": "hh_first_turns",
 }
-_LABELS = {
+_LABELS: Mapping[str, Mapping[str, int]] = {
     "harmful": {INJECTION: 0, HARM: 1},
     "injection": {INJECTION: 1, INDIRECT: 1},
     "indirect_injection": {INDIRECT: 1},
@@ -38,6 +40,10 @@ _LABELS = {
 # Asks for company, advice or a rumour: nothing that the hazards name. Not learnt from.
 _SOFT = frozenset({"human_chatbox", "misinformation_harms"})
 _SOFT_LABELS = {INJECTION: 0, HARM_SOFT: 1}
+# The source's own labels are weak; these are the project's, by the rows' ids.
+_HAND_LABELS = Path(__file__).parent.parent / "labels" / "hh_harmless_firstturn.toml"
+_BY_HAND = "hh_harmless_firstturn"
+_CLEAN = "clean"
 
 
 @dataclass(frozen=True)
@@ -59,10 +65,17 @@ def read(folder: Path) -> tuple[list[Row], list[Source]]:
     """
     records = [record for name in FILES for record in _records(folder / name)]
     contexts = [one["text"] for one in records if one["source"] == "bipia_context_train"]
+    by_hand = _hand_labels()
     rows: list[Row] = []
     by_source: dict[tuple[str, str], list[str]] = {}
     for record in records:
-        labels = _LABELS.get(record["category"])
+        hazard = None
+        if record["source"] == _BY_HAND:
+            known = by_hand.get(record["id"])
+            labels = None if known is None else _labels_of(known)
+            hazard = None if known == _CLEAN else known
+        else:
+            labels = _LABELS.get(record["category"])
         if labels is None:
             continue
         unit = _UNITS.get(record["source"], record["source"])
@@ -72,7 +85,7 @@ def read(folder: Path) -> tuple[list[Row], list[Source]]:
         spans: tuple[tuple[int, int], ...] = ()
         if record["category"] == "indirect_injection":
             spans = _inserted(record["text"], contexts, record["sub"])
-        rows.append(Row(record["text"], unit, labels, spans, sub=record["sub"] or ""))
+        rows.append(Row(record["text"], unit, labels, spans, hazard, record["sub"] or ""))
     sources = [
         described(name, licence, texts) for (name, licence), texts in sorted(by_source.items())
     ]
@@ -82,6 +95,15 @@ def read(folder: Path) -> tuple[list[Row], list[Source]]:
 def described(name: str, licence: str, texts: list[str]) -> Source:
     """Return a line of the manifest."""
     return Source(name, _UNITS.get(name, name), licence, len(texts), _hash(texts))
+
+
+def _hand_labels() -> dict[str, str]:
+    labels = tomllib.loads(_HAND_LABELS.read_text(encoding="utf-8"))
+    return {row_id: label for label, ids in labels.items() for row_id in ids.split()}
+
+
+def _labels_of(label: str) -> Mapping[str, int]:
+    return ALL_CLEAN if label == _CLEAN else _LABELS["harmful"]
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:  # Any: JSON

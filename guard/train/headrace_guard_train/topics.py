@@ -20,7 +20,7 @@ from headrace_guard.classifiers.topic import off_topic_logit
 from headrace_guard_train.matrix import Vector
 from headrace_guard_train.operating import Scored, auc, calibrate, thresholds
 from headrace_guard_train.rows import Row
-from headrace_guard_train.vectors import VectorCache
+from headrace_guard_train.states import StateCache
 
 NUM_EXAMPLES = 20
 _NUM_SEEDS = 3
@@ -45,7 +45,7 @@ class Topics:
     true_ratio: float
 
 
-def fit(rows: Sequence[Row], cache: VectorCache, seed: int) -> Topics:
+def fit(rows: Sequence[Row], cache: StateCache, seed: int) -> Topics:
     """Fit the scale. `Row.sub` of CLINC150 rows must name the intent."""
     rng = random.Random(seed)  # noqa: S311 - not for secrets
     intents = tomllib.loads(_INTENTS.read_text(encoding="utf-8"))
@@ -82,8 +82,8 @@ def _texts(rows: Sequence[Row], intents: set[str], rng: random.Random) -> list[s
     return texts[:_MAX_PER_DOMAIN]
 
 
-def _vectors(texts: Sequence[str], cache: VectorCache) -> NDArray[np.float32]:
-    return np.array([vector for text in texts if (vector := cache.get(text)) is not None])
+def _vectors(texts: Sequence[str], cache: StateCache) -> NDArray[np.float32]:
+    return np.array([found.vector for text in texts if (found := cache.get(text)) is not None])
 
 
 def _deployments(
@@ -91,7 +91,7 @@ def _deployments(
     domains: dict[str, list[str]],
     ordinary: Sequence[str],
     background: NDArray[np.float32],
-    cache: VectorCache,
+    cache: StateCache,
     rng: random.Random,
 ) -> Scored:
     logits: list[float] = []

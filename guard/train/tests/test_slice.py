@@ -12,6 +12,7 @@ from headrace_guard_train import own, plan, sources
 from headrace_guard_train.cascade_figures import linear_figures
 from headrace_guard_train.fit import fit_linear
 from headrace_guard_train.instances import Cutter, capped
+from headrace_guard_train.judged import judge_linear
 from headrace_guard_train.matrix import fit_logistic, stack
 from headrace_guard_train.operating import Scored, auc, thresholds, true_ratio_at
 
@@ -73,8 +74,8 @@ def test_a_slice_holds_the_floor() -> None:
     fetched, manifest = sources.read(_DATA)
     assert all(source.licence and len(source.sha256) == 64 for source in manifest)
     rows = capped([*fetched, *own.generate(plan.SEED, 0.05)], {}, _ROWS_A_SOURCE, plan.SEED)
-    cutter = Cutter(rows)
-    found = linear_figures(HARM, rows, fit_linear(HARM, cutter, is_final=False)).linear.scored
+    fitted = fit_linear(HARM, Cutter(rows), is_final=False)
+    found = linear_figures(judge_linear(HARM, rows, fitted)).linear.scored
     clean = found.logits[found.clean()]
     for source in ("harmfulqa", "adversarialqa", "dangerousqa"):
         assert auc(found.logits[~found.clean() & (found.sources == source)], clean) > _LEAST_AUC

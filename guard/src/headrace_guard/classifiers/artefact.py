@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace_guard.classifiers.dense import Dense
 from headrace_guard.classifiers.heads import LinearHeads
 from headrace_guard.classifiers.text_model import Point
 
@@ -52,28 +53,17 @@ class HeadModel:
 
     Args:
         linear: scale of the linear logit alone.
-        cascade: scale of the sum of linear and embedding logit.
+        cascade: scale of the sum of linear and dense logit.
         band_from: linear logit from which the embedding stage is asked.
-        weights: of the embedding logit; all zero = the head has no embedding stage.
-        bias: of the embedding logit.
         linear_share: factor of the linear logit in the sum.
+        has_embedding: whether the head has an embedding stage.
     """
 
     linear: Scale
     cascade: Scale
     band_from: float
-    weights: NDArray[np.float32]
-    bias: float
     linear_share: float
-
-    @property
-    def has_embedding(self) -> bool:
-        """Whether the head has an embedding stage."""
-        return bool(self.weights.any())
-
-    def embedding_logit(self, vector: NDArray[np.float32]) -> float:
-        """Return the embedding stage's own logit."""
-        return float(self.weights @ vector) + self.bias
+    has_embedding: bool = True
 
 
 @dataclass(frozen=True)
@@ -84,6 +74,7 @@ class Artefact:
         version: short hash of both files.
         heads: by name.
         linear: the linear heads.
+        dense: the network that reads what the embedding model says.
         hazards: ids in the order of the hazard models' columns.
         hazard_words: hazard weights over hashed words; one row a bucket.
         hazard_vectors: hazard weights over embeddings; one row a hazard.
@@ -95,6 +86,7 @@ class Artefact:
     version: str
     heads: Mapping[str, HeadModel]
     linear: LinearHeads
+    dense: Dense
     hazards: tuple[str, ...]
     hazard_words: NDArray[np.float32]
     hazard_vectors: NDArray[np.float32]
@@ -143,8 +135,9 @@ def _artefact(meta: dict[str, Any], arrays: dict[str, Any], version: str) -> Art
     )
     return Artefact(
         version=version,
-        heads={name: _head(meta["heads"][name], arrays, name) for name in names},
+        heads={name: _head(meta["heads"][name]) for name in names},
         linear=linear,
+        dense=unpacked_dense(arrays, names),
         hazards=tuple(meta["hazards"]),
         hazard_words=arrays["hazard_words"].astype(np.float32) * arrays["hazard_scales"],
         hazard_vectors=arrays["hazard_vectors"].astype(np.float32),
@@ -154,14 +147,26 @@ def _artefact(meta: dict[str, Any], arrays: dict[str, Any], version: str) -> Art
     )
 
 
-def _head(meta: dict[str, Any], arrays: dict[str, Any], name: str) -> HeadModel:
+def unpacked_dense(arrays: Mapping[str, Any], names: Sequence[str]) -> Dense:  # Any: arrays
+    """Build the dense stage from the arrays of an artefact."""
+    return Dense(
+        tuple(names),
+        arrays["dense_shifts"],
+        arrays["dense_scales"],
+        arrays["dense_inner"].astype(np.float32) * arrays["dense_columns"],
+        arrays["dense_inner_biases"],
+        arrays["dense_outer"],
+        arrays["dense_outer_biases"],
+    )
+
+
+def _head(meta: dict[str, Any]) -> HeadModel:
     return HeadModel(
         linear=_scale(meta["linear"]),
         cascade=_scale(meta["cascade"]),
         band_from=float(meta["band_from"]),
-        weights=arrays[f"embedding_{name}"].astype(np.float32),
-        bias=float(meta["embedding_bias"]),
         linear_share=float(meta["linear_share"]),
+        has_embedding=bool(meta["has_embedding"]),
     )
 
 

@@ -3,7 +3,7 @@
 ::
 
     linear logit < band ------------------------------> low score, done (most texts)
-                 >= band --> embedding of at most three windows --> sum of both logits
+                 >= band --> embedding and dense stage, at most three windows --> sum of both logits
                                    score between two thresholds and a judge --> its word decides
 
 Without the embedding model the linear logit is scored on a scale and thresholds of its own; the
@@ -65,6 +65,14 @@ class _Seen:
         return self.reading.text[self.peak.begin : self.peak.end]
 
 
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """What the embedding stage says of a window: its embedding, a logit a head."""
+
+    vector: Vector
+    logits: Mapping[str, float]
+
+
 @dataclass(slots=True)
 class _Scored:
     """What a head says of a text in the end."""
@@ -102,7 +110,9 @@ class CascadeModels:
         stages = "linear" if embedder is None else "linear+minilm"
         self.version = f"{artefact.version}/{stages}" + (f"+{judge.name}" if judge else "")
         if embedder is not None:
-            self._topics = TopicVectors(embedder.embed, _MAX_TOPICS)
+            self._topics = TopicVectors(
+                lambda texts: np.array([embedder.look(text).vector for text in texts]), _MAX_TOPICS
+            )
 
     @property
     def categories(self) -> frozenset[str]:
@@ -129,17 +139,17 @@ class CascadeModels:
         seen = await self._run(text, lambda: self._look(text, heads)) if heads else []
         has_topic = OFF_TOPIC in asked.points and asked.topic is not None and trust is Trust.USER
         missed = Reason.NO_MODEL if has_topic and self._embedder is None else None
-        vectors: dict[str, Vector] = {}
+        looked: dict[str, _Looked] = {}
         doubts = self._doubts(seen)
         if self._embedder is not None and (doubts or has_topic):
             texts = list(dict.fromkeys(one.text for one in doubts))
             is_topical = has_topic and len(text.split()) >= MIN_TOPIC_WORDS
-            vectors, off_topic = await self._embed_thread.run(
+            looked, off_topic = await self._embed_thread.run(
                 lambda: self._embed(texts, text if is_topical else None, asked)
             )
         else:
             off_topic = None
-        scored = [self._score(one, vectors) for one in seen]
+        scored = [self._score(one, looked) for one in seen]
         if asked.uses_judge:
             missed = await self._ask_judge(scored, text) or missed
         matches = self._matches(scored, asked)
@@ -167,27 +177,30 @@ class CascadeModels:
 
     def _embed(
         self, texts: list[str], whole: str | None, asked: Asked
-    ) -> tuple[dict[str, Vector], float | None]:
+    ) -> tuple[dict[str, _Looked], float | None]:
         assert self._embedder is not None  # noqa: S101 - for the type checker; the caller looked
-        vectors = dict(zip(texts, self._embedder.embed(texts), strict=True))
+        looked: dict[str, _Looked] = {}
+        for text in texts:
+            embedded = self._embedder.look(text)
+            looked[text] = _Looked(embedded.vector, self._artefact.dense.logits(embedded))
         if whole is None or asked.topic is None:
-            return vectors, None
-        vector = self._embedder.embed([whole])[0]
+            return looked, None
+        vector = self._embedder.look(whole).vector
         examples = self._topics.get(asked.topic)
-        return vectors, off_topic_logit(vector, examples, self._artefact.background)
+        return looked, off_topic_logit(vector, examples, self._artefact.background)
 
-    def _score(self, seen: _Seen, vectors: Mapping[str, Vector]) -> _Scored:
+    def _score(self, seen: _Seen, looked: Mapping[str, _Looked]) -> _Scored:
         if self._embedder is None:
             return self._linear(seen)
         model = self._artefact.heads[seen.head]
         if not model.has_embedding:
             return self._linear(seen)
-        vector = vectors.get(seen.text) if seen.peak.logit >= model.band_from else None
-        if vector is None:
+        found = looked.get(seen.text) if seen.peak.logit >= model.band_from else None
+        if found is None:
             return _Scored(seen, _below_band(model, seen), None, "linear", model.cascade.thresholds)
-        logit = model.linear_share * seen.peak.logit + model.embedding_logit(vector)
+        logit = model.linear_share * seen.peak.logit + found.logits[seen.head]
         probability = model.cascade.probability(logit)
-        return _Scored(seen, probability, vector, "cascade", model.cascade.thresholds)
+        return _Scored(seen, probability, found.vector, "cascade", model.cascade.thresholds)
 
     def _linear(self, seen: _Seen) -> _Scored:
         scale = self._artefact.heads[seen.head].linear

@@ -1,5 +1,10 @@
 """Sentence embeddings by all-MiniLM-L6-v2 (int8, ONNX): one thread, one window at a time.
 
+One run of the model gives both a text's embedding, for topics and hazards, and the states of its
+tokens behind the fourth of six layers, both of which the dense stage reads
+(`headrace_guard.classifiers.dense`). The file has no output for these; since messages of protocol
+buffers that are written one behind the other are merged, a few bytes at its end add one.
+
 The model is not part of this distribution: two files in a folder, ``model.onnx`` and
 ``tokenizer.json``, each checked by SHA-256 (``headrace model fetch`` brings them). Without them
 there is no embedding stage, and whoever needs it is told so.
@@ -8,7 +13,7 @@ there is no embedding stage, and whoever needs it is told so.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -25,17 +30,41 @@ SHA256 = {
 NAME = "minilm-l6-int8"
 NUM_DIMENSIONS = 384
 MAX_TOKENS = 128
+# The norm at the end of the fourth layer.
+_STATES = "layer_norm_8"
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """Return a field of a protocol buffer message that is shorter than 128 bytes."""
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
+# ModelProto.graph (7), GraphProto.output (12), ValueInfoProto.name (1).
+_FURTHER_OUTPUT = _field(7, _field(12, _field(1, _STATES.encode())))
 
 
 class EmbeddingMissingError(Exception):
     """The model's files are not there or not the right ones; the message says which and why."""
 
 
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """What the model says of one text.
+
+    Args:
+        vector: its embedding, of length one.
+        states: of its tokens behind the fourth layer, one row a token.
+    """
+
+    vector: NDArray[np.float32]
+    states: NDArray[np.float32]
+
+
 class Embeds(Protocol):
     """Makes embeddings."""
 
-    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return one unit vector a text."""
+    def look(self, text: str) -> Embedded:
+        """Return what the model says of a text."""
         ...
 
 
@@ -58,34 +87,30 @@ class Embedder:
         # A thread that spins doubles the use of CPU for nothing.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+        model = (folder / MODEL_FILE).read_bytes() + _FURTHER_OUTPUT
         self._session = onnxruntime.InferenceSession(
-            str(folder / MODEL_FILE), options, providers=["CPUExecutionProvider"]
+            model, options, providers=["CPUExecutionProvider"]
         )
         self._inputs = {one.name for one in self._session.get_inputs()}
         self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(MAX_TOKENS)
 
-    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return one unit vector a text; what is behind `MAX_TOKENS` of a text is not seen."""
-        vectors = np.empty((len(texts), NUM_DIMENSIONS), np.float32)
-        for row, text in enumerate(texts):
-            vectors[row] = self._one(text)
-        return vectors
-
-    def _one(self, text: str) -> NDArray[np.float32]:
+    def look(self, text: str) -> Embedded:
+        """Return what the model says of a text; what is behind `MAX_TOKENS` of it is not seen."""
         ids = np.array([self._tokenizer.encode(text).ids], np.int64)
         given = {
             "input_ids": ids,
             "attention_mask": np.ones_like(ids),
             "token_type_ids": np.zeros_like(ids),
         }
-        output = self._session.run(None, {k: v for k, v in given.items() if k in self._inputs})[0]
-        vector = np.asarray(output, np.float32)[0]
+        inputs = {name: value for name, value in given.items() if name in self._inputs}
+        last, states = self._session.run(None, inputs)
+        vector = np.asarray(last, np.float32)[0]
         if vector.ndim == 2:
             vector = vector.mean(axis=0)
         unit: NDArray[np.float32] = vector / max(float(np.linalg.norm(vector)), 1e-9)
-        return unit
+        return Embedded(unit, np.asarray(states, np.float32)[0])
 
 
 def _check(path: Path, expected: str) -> None:

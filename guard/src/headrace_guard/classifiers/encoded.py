@@ -94,9 +94,9 @@ class Encoded:
 def _regions(window: Window) -> list[_Region]:
     data = window.text.encode("ascii", "replace")
     found = list(_base64(data, window.lefts[Mode.RAW.value]))
-    found += (_Region(*one.span(), "hex") for one in _HEX.finditer(data))
+    found += (_Region(one.start(), one.end(), "hex") for one in _HEX.finditer(data))
     if b"%" in data:
-        found += (_Region(*one.span(), "percent") for one in _PERCENT.finditer(data))
+        found += (_Region(one.start(), one.end(), "percent") for one in _PERCENT.finditer(data))
     if not window.is_final:
         found += _open_ends(data)
     if "\u202e" in window.text or "\u2067" in window.text:
