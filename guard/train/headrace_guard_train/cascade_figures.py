@@ -17,7 +17,7 @@ from headrace_guard_train.states import StateCache
 
 # Share of ordinary texts of unseen sources that the embedding stage may be asked about, by head; of
 # the three that a user's text is read for, together below a tenth.
-BAND_RATIOS = {INJECTION: 0.02, INDIRECT: 0.07, HARM: 0.07, TOXICITY: 0.015}
+BAND_RATIOS = {INJECTION: 0.02, INDIRECT: 0.07, HARM: 0.06, TOXICITY: 0.015}
 LINEAR_SHARES = (0.0, 0.25, 0.5, 1.0)
 _FLOOR = -20.0
 
