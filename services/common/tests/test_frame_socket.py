@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import socket
 import struct
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
+import uvloop
 
 from headrace_common import frame_socket
 from headrace_common.errors import HeadraceError, ReplicaLost
@@ -101,6 +103,44 @@ async def test_what_is_neither_session_nor_grpc_is_let_go(peer) -> None:
     await until_the_end(reader)
     assert one.sockets == []
     writer.close()
+
+
+def test_what_the_server_behind_says_first_is_not_lost() -> None:
+    """gRPC greets before it has read anything, maybe before the connection here is noted."""
+    behind = socket.create_server(("127.0.0.1", 0))
+    held: list[socket.socket] = []
+
+    def greet() -> None:
+        for _ in range(50):
+            connection, _ = behind.accept()
+            connection.sendall(b"settings")
+            held.append(connection)
+
+    async def ask_often() -> list[bytes]:
+        front = RpcFront(Peer().connect, "127.0.0.1:0", behind.getsockname()[1])
+        port, heard = await front.listen("127.0.0.1", 0), []
+        for _ in range(50):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"PRI * HTTP/2.0 ..........")
+            async with asyncio.timeout(5):
+                heard.append(await reader.readexactly(8))
+            writer.close()
+            await writer.wait_closed()
+        front.close()
+        await asyncio.sleep(0.05)
+        return heard
+
+    thread = threading.Thread(target=greet)
+    thread.start()
+    try:
+        # The services' own loop: it hands over what comes first at once.
+        assert uvloop.run(ask_often()) == [b"settings"] * 50
+    finally:
+        while thread.is_alive():
+            socket.create_connection(behind.getsockname()).close()
+            thread.join(0.01)
+        for connection in (behind, *held):
+            connection.close()
 
 
 async def test_a_cut_in_mid_frame_loses_the_peer_and_not_the_process(peer) -> None:
