@@ -227,7 +227,7 @@ class Fleet:
             "Generate": self.worker.generate,
             "CheckInput": _answering(clean),
             "CheckOutput": Stream.check_output,
-            "ReportSent": _answering(b""),
+            "ReportSentMany": _answering(b""),
             "Exchange": self._limit,
         }
 
