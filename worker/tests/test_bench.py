@@ -29,10 +29,11 @@ def toy() -> ReadyModel:
     return ReadyModel(info, ToyRunner(256, may_end=False), TokenTable.from_json(data), 256)
 
 
-def test_measures_every_figure():
-    """A rate for each batch size, and what a cached prefix is worth."""
+def test_measures_every_figure(tmp_path):
+    """A rate for each batch size, what a cached prefix is worth, and a timeline of it all."""
     sizes = Sizes(prompt_tokens=64, context_tokens=16, output_tokens=4, batch_sizes=(1, 3))
-    figures = json.loads(json.dumps(measure(toy(), sizes, token_budget=32)))
+    figures = json.loads(json.dumps(measure(toy(), sizes, 32, tmp_path / "steps.json")))
+    assert len(json.loads((tmp_path / "steps.json").read_text())["traceEvents"]) > 50
     assert figures["decode_tokens_per_s"].keys() == {"1", "3"}
     assert all(rate > 0 for rate in figures["decode_tokens_per_s"].values())
     assert figures["prefill_tokens_per_s"] > 0

@@ -36,6 +36,7 @@ from headrace_worker.drain import Drain
 from headrace_worker.engine.block_events import BlockEventLog
 from headrace_worker.engine.engine import Engine
 from headrace_worker.engine.output import RequestOutput
+from headrace_worker.engine.profile import Timeline
 from headrace_worker.engine.request import Finish
 from headrace_worker.engine.scheduler import SchedulerLimits
 from headrace_worker.generate_events import finish_reason, token_usage
@@ -186,6 +187,8 @@ class WorkerApp:
         )
         served = self._served(model, engine)
         self.metrics.watch(lambda: engine.load, engine.stalled_s, served.kv_capacity_tokens)
+        if settings.profile_file is not None:
+            engine.record(Timeline(settings.profile_file, settings.profile_steps))
         engine.start()
         served.constraints.prepare()
         self.state.served = served

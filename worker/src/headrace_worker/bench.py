@@ -21,6 +21,7 @@ from headrace_common.blocks import chain_key
 from headrace_common.errors import HeadraceError
 from headrace_worker.engine.direct import DirectEngine, limits_for
 from headrace_worker.engine.output import RequestOutput
+from headrace_worker.engine.profile import MAX_STEPS, Timeline
 from headrace_worker.engine.request import Request, SamplingParams, StopParams
 from headrace_worker.kernels.rounding import Rounding
 from headrace_worker.model_host import ModelHost, ReadyModel
@@ -45,12 +46,17 @@ class Bench:
     Args:
         model: what runs.
         token_budget: most tokens in one step, as in the worker's settings.
+        timeline: where the first steps are noted; None = nowhere.
     """
 
-    def __init__(self, model: ReadyModel, token_budget: int) -> None:
+    def __init__(
+        self, model: ReadyModel, token_budget: int, timeline: Timeline | None = None
+    ) -> None:
         self._keys = count(1)
         self._vocab_size = model.info.vocab_size
         self._engine = DirectEngine(model, limits_for(model, token_budget))
+        if timeline is not None:
+            self._engine.engine.record(timeline)
 
     def __enter__(self) -> Bench:
         self._engine.__enter__()
@@ -119,9 +125,12 @@ class Bench:
         return self._engine.next()
 
 
-def measure(model: ReadyModel, sizes: Sizes, token_budget: int = 256) -> dict[str, object]:
-    """Return all figures, ready for JSON."""
-    with Bench(model, token_budget) as bench:
+def measure(
+    model: ReadyModel, sizes: Sizes, token_budget: int = 256, profile: Path | None = None
+) -> dict[str, object]:
+    """Return all figures, ready for JSON; *profile* = where to write a timeline of the steps."""
+    timeline = None if profile is None else Timeline(profile, MAX_STEPS)
+    with Bench(model, token_budget, timeline) as bench:
         decode = {
             str(size): bench.decode_tokens_per_s(size, sizes.context_tokens, sizes.output_tokens)
             for size in sizes.batch_sizes
@@ -149,6 +158,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--activations", choices=[each.name.lower() for each in Rounding], default="int16",
         help="what activations are rounded to",
     )  # fmt: skip
+    parser.add_argument(
+        "--profile", type=Path, metavar="FILE", help="write a timeline for ui.perfetto.dev"
+    )
     parser.add_argument("--json", action="store_true", help="for scripts")
     args = parser.parse_args(arguments)
     started = time.perf_counter()
@@ -158,7 +170,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HeadraceError as error:
         sys.stderr.write(f"{error.public_message}\n")
         return 1
-    figures = {"load_s": time.perf_counter() - started, **measure(model, Sizes())}
+    figures = {
+        "load_s": time.perf_counter() - started,
+        **measure(model, Sizes(), profile=args.profile),
+    }
     sys.stdout.write(json.dumps(figures, indent=1) + "\n" if args.json else _text(figures))
     return 0
 

@@ -74,6 +74,14 @@ class WorkerSettings(RpcServiceSettings):
         "chunks of prompts are made as small as that needs. Streams with a wanted time per token "
         "go by that instead, and those of the class batch do not count. 100 = as good as off.",
     )
+    profile_file: Path | None = Field(
+        None,
+        description="Write a timeline of the first steps here, for chrome://tracing or "
+        "ui.perfetto.dev; not set = none.",
+    )
+    profile_steps: int = Field(
+        500, ge=1, le=10_000, description="Steps in that timeline, from the first request on."
+    )
     check_invariants: bool = Field(
         False,
         description="Debug mode: check all books of the engine after every step; slow. A mistake "

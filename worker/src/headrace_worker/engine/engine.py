@@ -28,6 +28,7 @@ from headrace_worker.engine.output import RequestOutput, Sink, Times, Usage
 from headrace_worker.engine.pace import Pace
 from headrace_worker.engine.pooling import Pooler
 from headrace_worker.engine.prefix_cache import PrefixCache
+from headrace_worker.engine.profile import NoTimeline, Timeline
 from headrace_worker.engine.rates import StepRates
 from headrace_worker.engine.request import Finish, Request, Sequence, SequenceState
 from headrace_worker.engine.scheduler import Chunk, Scheduler, SchedulerLimits, StepPlan
@@ -112,6 +113,7 @@ class Engine:
         self._hit_tokens = self._query_tokens = self._num_preempted = 0
         self._progress_s = clock.now_s()
         self._is_stopping = False
+        self._timeline: Timeline | NoTimeline = NoTimeline()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         # Replaced as a whole after each step; any thread may read it.
         self.load = EngineLoad()
@@ -120,6 +122,13 @@ class Engine:
     def max_sequence_tokens(self) -> int:
         """Prompt and output of one sequence at most."""
         return self._scheduler.max_sequence_tokens
+
+    def record(self, timeline: Timeline) -> None:
+        """Note the phases of steps in *timeline*, which is written at its end or the loop's.
+
+        Call it before `start`.
+        """
+        self._timeline = timeline
 
     def start(self) -> None:
         """Start the loop."""
@@ -165,15 +174,20 @@ class Engine:
                 _log.exception("the engine's own books are wrong; dropping all requests")
                 self._start_afresh()
             self._progress_s = self._clock.now_s()
+        self._timeline.write()
 
     def _turn(self) -> None:
         self._take_commands()
-        if self._scheduler.has_work:
+        if not self._scheduler.has_work:
+            self._hand_out()
+            return
+        with self._timeline.step():
             self._step()
             if self._limits.checks_books:
                 live = [it.request for it in self._live.values()]
                 check_books(self._scheduler, self._cache, self._limits, live)
-        self._hand_out()
+            with self._timeline.phase("hand out"):
+                self._hand_out()
 
     def _take_commands(self) -> None:
         """Apply all commands that wait; if there is nothing else to do, wait for one."""
@@ -230,7 +244,9 @@ class Engine:
         plan = StepPlan([], [], [])
         failed = False
         try:
-            plan = self._scheduler.plan(started_s)
+            with self._timeline.phase("schedule"):
+                plan = self._scheduler.plan(started_s)
+            self._note_sizes(plan)
             self._note_started(plan)
             self._compute([chunk for chunk in plan.chunks if chunk.seq.request.pooling is None])
             self._pool([chunk for chunk in plan.chunks if chunk.seq.request.pooling is not None])
@@ -244,7 +260,8 @@ class Engine:
         if not chunks:
             return
         rows = [_row(chunk) for chunk in chunks]
-        logits = self._runner.forward(rows)
+        with self._timeline.phase("model"):
+            logits = self._runner.forward(rows)
         draws: list[tuple[Choice, int]] = []
         end = 0
         for chunk, row in zip(chunks, rows, strict=True):
@@ -258,9 +275,20 @@ class Engine:
             return
         places = [idx for _, idx, _ in specs]
         rows_to_draw = logits if places == list(range(end)) else logits[places]
-        drawn = self._runner.sample(rows_to_draw, [spec for _, _, spec in specs])
-        for (choice, _, _), sampled in zip(specs, drawn, strict=True):
-            self._accept(choice, sampled)
+        with self._timeline.phase("sample"):
+            drawn = self._runner.sample(rows_to_draw, [spec for _, _, spec in specs])
+        with self._timeline.phase("detokenise"):
+            for (choice, _, _), sampled in zip(specs, drawn, strict=True):
+                self._accept(choice, sampled)
+
+    def _note_sizes(self, plan: StepPlan) -> None:
+        self._timeline.note_sizes(
+            sequences=len(plan.chunks),
+            decode_tokens=sum(chunk.is_decode for chunk in plan.chunks),
+            tokens=sum(chunk.num_tokens for chunk in plan.chunks),
+            admitted=len(plan.admitted),
+            preempted=len(plan.preempted),
+        )
 
     def _specs(self, draws: list[tuple[Choice, int]]) -> list[tuple[Choice, int, SampleSpec]]:
         """Say how each choice draws; one whose constraint cannot say so fails alone."""
@@ -277,7 +305,8 @@ class Engine:
         if not chunks:
             return
         rows = [_row(chunk) for chunk in chunks]
-        hidden = self._runner.hidden(rows)
+        with self._timeline.phase("model"):
+            hidden = self._runner.hidden(rows)
         for chunk, states in zip(
             chunks, hidden.split([row.num_logits for row in rows]), strict=True
         ):
