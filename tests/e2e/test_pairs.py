@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headrace_testing.api import cached_tokens, chat, metric
+from headrace_testing.api import cached_tokens, chat, metric, stream
 from headrace_testing.processes import ApiKey, Fleet, running_fleet
 from headrace_testing.waiting import eventually_sync
 
@@ -60,28 +60,27 @@ def test_prompts_are_computed_elsewhere_and_no_loss_when_that_worker_dies(
     pair_fleet: Fleet, key: ApiKey
 ) -> None:
     """The decode worker computes no more than a block of each; the text is a plain worker's."""
-    fleet = pair_fleet
+    fleet, other_key = pair_fleet, pair_fleet.create_key("pairs-2")
     plain = text(ask(fleet, key, f"Tell more. {STORY}"))
-    with ThreadPoolExecutor(4) as pool:
-        # A stream that runs makes pairs worth while.
-        running = pool.submit(ask, fleet, key, "Count up from one.", 400)
-        eventually_sync(lambda: count(fleet, "worker-1", "running_requests") >= 1)
-        before = prefilled(fleet)
-        answers = [ask(fleet, key, f"{number}. {STORY}") for number in range(2)]
-        other_key = fleet.create_key("pairs-2")
-        same = ask(fleet, other_key, f"Tell more. {STORY}")
-        assert count(fleet, "worker-1", 'kv_transfers_total{outcome="ok"}') == 3
-        assert prefilled(fleet) - before <= 3 * 17
-        assert text(same) == plain
-        assert cached_tokens(same.json()["usage"]) == 0
-        assert {one.headers["x-headrace-replica"] for one in [*answers, same]} == {"worker-1"}
-        # Killed while it computes: the decode worker does it.
-        late = pool.submit(ask, fleet, key, f"Last. {STORY}")
+    # A stream that runs makes pairs worth while; it is left in the end.
+    running = stream(fleet, key, "Write a long story about a lighthouse.", max_tokens=1500)
+    next(one for one in running if one.pieces)
+    before = prefilled(fleet)
+    answer = ask(fleet, key, f"Once more. {STORY}")
+    same = ask(fleet, other_key, f"Tell more. {STORY}")
+    assert count(fleet, "worker-1", 'kv_transfers_total{outcome="ok"}') == 2
+    assert prefilled(fleet) - before <= 2 * 17
+    assert text(same) == plain
+    assert cached_tokens(same.json()["usage"]) == 0
+    assert {one.headers["x-headrace-replica"] for one in (answer, same)} == {"worker-1"}
+    # Killed while it computes: the decode worker does it.
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(ask, fleet, key, f"At last. {STORY}")
         eventually_sync(lambda: count(fleet, "worker-2", "running_requests") >= 1)
         os.kill(fleet.worker_pid("worker-2"), signal.SIGKILL)
         assert late.result(60).headers["x-headrace-replica"] == "worker-1"
-        assert count(fleet, "worker-1", 'kv_transfers_total{outcome="failed"}')
-        running.result(60)
+    assert count(fleet, "worker-1", 'kv_transfers_total{outcome="failed"}') == 1
+    running.close()
 
 
 def prefilled(fleet: Fleet) -> float:
