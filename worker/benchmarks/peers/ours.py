@@ -45,7 +45,7 @@ def _request(key: int, ids: list[int], num_tokens: int) -> Request:
         request_id=f"bench-{key}",
         prompt_token_ids=ids,
         sampling=SamplingParams(temperature=figures.TEMPERATURE, top_p=figures.TOP_P),
-        stopping=StopParams(max_tokens=num_tokens, ignore_eos=True),
+        stopping=StopParams(max_tokens=num_tokens),
         seed=key,
         chain_key=chain_key("bench"),
         skip_prefix_cache=True,

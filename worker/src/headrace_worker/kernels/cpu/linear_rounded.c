@@ -5,7 +5,7 @@
 #include "dot.h"
 #include "linear.h"
 
-#define TILE_ROWS 4
+#define TILE_ROWS 4 /* at most */
 #define PAIRS (GROUP / 2)
 #define DEPTH_GROUPS 16 /* groups whose weights are unpacked at a time; 16 KiB of int16 */
 
@@ -224,15 +224,17 @@ INLINE void multiply_panel(int kind, int rounding, const product *p, int64_t pan
     float totals[ROWS_OF_ITEM * PANEL];
     line lines[DEPTH_GROUPS * PAIRS];
     memset(totals, 0, (size_t)rows * PANEL * sizeof(float));
-    if (rows <= TILE_ROWS) {
+    /* With 16 registers of eight lanes, a fourth row of int16 would push sums out of them. */
+    const int64_t tile = rounding == INT8 || WIDTH == 16 ? TILE_ROWS : TILE_ROWS - 1;
+    if (rows <= tile) {
         multiply_some(kind, rounding, rows, p, panel, row, 0, num_groups, NULL, totals);
     } else {
         for (int64_t first = 0, end; first < num_groups; first = end) {
             end = first + DEPTH_GROUPS < num_groups ? first + DEPTH_GROUPS : num_groups;
             for (int64_t g = first; g < end; g++)
                 unpack(kind, rounding, panel_group(p->w, kind, panel, g), lines + (g - first) * num_lines);
-            for (int64_t r = 0; r < rows; r += TILE_ROWS)
-                multiply_some(kind, rounding, rows - r, p, panel, row + r, first, end,
+            for (int64_t r = 0; r < rows; r += tile)
+                multiply_some(kind, rounding, rows - r < tile ? rows - r : tile, p, panel, row + r, first, end,
                               (const line *)lines, totals + r * PANEL);
         }
     }
