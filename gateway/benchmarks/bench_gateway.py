@@ -67,7 +67,7 @@ def main() -> int:
             results = _measure_all(harness, args, names, Path(scratch))
     if args.json:
         args.json.write_text(json.dumps(results, indent=1))
-    print_report(results)
+    print_report(results, sys.stdout)
     return 0
 
 
@@ -95,6 +95,8 @@ def _measure_all(
             try:
                 with running as (port, target):
                     results[name] = measure(harness, target, args.seconds, pids_of(port))
+                    # Not lost if the run is cut.
+                    print_report({name: results[name]}, sys.stderr)
             except (TimeoutError, OSError, subprocess.SubprocessError) as error:
                 results[name] = {"failed": str(error)[:200]}
     return results

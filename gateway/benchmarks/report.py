@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TextIO
 
 Figures = dict[str, Any]  # Any: numbers, by measurement
 _OURS = ("ours", "ours-keys-only")
 _PEERS = ("litellm", "portkey", "smg")
 
 
-def print_report(results: dict[str, Figures]) -> None:
+def print_report(results: dict[str, Figures], out: TextIO) -> None:
     """Print everything as Markdown."""
     _table(
+        out,
         (
             "gateway", "requests/s c1 / c16 / c64", "CPU us/request", "added ms c16 p50 / p99",
             "CPU us/event burst", "CPU us/event paced", "paced events/s", "added TTFT ms p50",
@@ -26,8 +27,10 @@ def print_report(results: dict[str, Figures]) -> None:
         if _is_measured(results, ours) and _is_measured(results, peer)
     ]
     if ratios:
-        print()
-        _table(("ours", "peer", "requests/s c16", "c64", "CPU/request", "CPU/paced event"), ratios)
+        print(file=out)
+        _table(
+            out, ("ours", "peer", "requests/s c16", "c64", "CPU/request", "CPU/paced event"), ratios
+        )
 
 
 def _row(name: str, one: Figures) -> tuple[str, ...]:
@@ -80,8 +83,8 @@ def _is_measured(results: dict[str, Figures], name: str) -> bool:
     return name in results and "failed" not in results[name]
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    print("| " + " | ".join(head) + " |")
-    print("|" + "---|" * len(head))
+def _table(out: TextIO, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    print("| " + " | ".join(head) + " |", file=out)
+    print("|" + "---|" * len(head), file=out)
     for row in rows:
-        print("| " + " | ".join(row) + " |")
+        print("| " + " | ".join(row) + " |", file=out, flush=True)

@@ -21,7 +21,7 @@ client = openai.OpenAI(base_url=os.environ["BASE_URL"] + "/v1", api_key=os.envir
 asked = {
     "model": os.environ["MODEL"],
     "messages": [{"role": "user", "content": "I am happy. How do I feel?"}],
-    "max_tokens": 64,
+    "max_tokens": 256,
     "response_model": Mood,
     "max_retries": 1,
 }
