@@ -73,10 +73,14 @@ def test_prompts_are_computed_elsewhere_and_no_loss_when_that_worker_dies(
     assert text(same) == plain
     assert cached_tokens(same.json()["usage"]) == 0
     assert {one.headers["x-headrace-replica"] for one in (answer, same)} == {"worker-1"}
-    # Killed while it computes: the decode worker does it.
+    running.close()
+    running = stream(fleet, key, "Write a long story about a lighthouse keeper.", max_tokens=1500)
+    next(one for one in running if one.pieces)
+    # Frozen, so that it is surely killed while it owes the blocks: the decode worker computes.
+    os.kill(fleet.worker_pid("worker-2"), signal.SIGSTOP)
     with ThreadPoolExecutor(1) as pool:
         late = pool.submit(ask, fleet, key, f"At last. {STORY}")
-        eventually_sync(lambda: count(fleet, "worker-2", "running_requests") >= 1)
+        eventually_sync(lambda: num_pairs(fleet) == 3, within_s=20)
         os.kill(fleet.worker_pid("worker-2"), signal.SIGKILL)
         assert late.result(60).headers["x-headrace-replica"] == "worker-1"
     assert count(fleet, "worker-1", 'kv_transfers_total{outcome="failed"}') == 1
@@ -90,3 +94,9 @@ def prefilled(fleet: Fleet) -> float:
 def count(fleet: Fleet, worker: str, name: str) -> float:
     """Read a worker's metric."""
     return metric(fleet.worker(worker)["metrics_address"], f"headrace_worker_{name}")
+
+
+def num_pairs(fleet: Fleet) -> float:
+    """Count the prompts that the router sent elsewhere."""
+    address = fleet.service("router")["metrics_address"]
+    return metric(address, 'headrace_router_pairs_total{way="pair"}')

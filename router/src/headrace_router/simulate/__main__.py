@@ -46,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _svg(args: argparse.Namespace, scenario: Scenario, runs: Sequence[Run]) -> str:
     title = (
-        f"{args.trace.name}, load x{args.load:g}, {scenario.num_workers} workers of "
-        f"{scenario.kv_tokens} KV tokens, {scenario.num_routers} router(s)"
+        f"{args.trace.name}, {runs[0].result.num_requests} requests scored, load x{args.load:g}, "
+        f"{scenario.num_workers} workers, {scenario.kv_tokens} KV tokens each"
     )
     return picture({run.result.policy: run.ttfts() for run in runs}, title)
 
