@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -55,6 +56,8 @@ Figures = dict[str, Any]  # Any: numbers, by measurement
 def main() -> int:
     """Measure each in turn."""
     args = _arguments()
+    # So that what was started is ended too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     names = args.only.split(",") if args.only else [*OURS, *(peer.name for peer in PEERS)]
     with tempfile.TemporaryDirectory() as scratch:
         try:
