@@ -312,6 +312,8 @@ class Window:
     def __init__(self, text: str, lefts: Lefts = NO_LEFTS, is_final: bool = True) -> None:
         self.text, self.lefts, self.is_final = text, lefts, is_final
         self._views: dict[bool, list[View]] = {}
+        # What classifiers worked out about the window and need again, by a name of theirs.
+        self.notes: dict[str, object] = {}
 
     def plain_views(self) -> list[View]:
         """Views with letters as they are: for numbers and keys."""

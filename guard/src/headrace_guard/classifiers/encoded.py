@@ -24,6 +24,7 @@ from headrace_guard.normalise import Mode, Window
 
 _RUN = re2.compile(rb"[A-Za-z0-9+/_-]+={0,2}")
 _MIN_RUN = 8
+_NOTE = "encoded"
 _LINE_BREAKS = frozenset({b"\n", b"\r", b"\r\n", b"\n\n", b"\r\r", b"\n\r"})
 _HEX = re2.compile(rb"(?:0x|\\x)?[0-9A-Fa-f]{2}(?:[ :,]?(?:0x|\\x)?[0-9A-Fa-f]{2}){5,}")
 _OPEN_HEX = re2.compile(
@@ -91,7 +92,15 @@ class Encoded:
                     )
 
 
-def _regions(window: Window) -> list[_Region]:
+def _regions(window: Window) -> tuple[_Region, ...]:
+    # Asked for several times a window, and the same each time.
+    found = window.notes.get(_NOTE)
+    if not isinstance(found, tuple):
+        found = window.notes[_NOTE] = tuple(_look(window))
+    return found
+
+
+def _look(window: Window) -> list[_Region]:
     data = window.text.encode("ascii", "replace")
     found = list(_base64(data, window.lefts[Mode.RAW.value]))
     found += (_Region(one.start(), one.end(), "hex") for one in _HEX.finditer(data))
