@@ -156,11 +156,11 @@ async def test_clean_output_comes_back_as_it_was(client: SessionClient) -> None:
 
 
 async def test_text_that_begins_no_blocked_word_is_not_late(client: SessionClient) -> None:
-    """Only a live beginning waits."""
+    """Only a live beginning waits: of a blocked word, or of base64 (a word's first letters)."""
     async with await opened(client) as call:
         assert (await exchange(call, "hello ")).released == "hello "
         assert (await exchange(call, "a ca")).released == "a "
-        assert (await exchange(call, "t")).released == "cat"
+        assert (await exchange(call, "t ")).released == "cat "
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
@@ -201,11 +201,11 @@ async def test_choices_are_judged_apart(client: SessionClient) -> None:
     """A block of one does not touch the other, nor do their texts join."""
     async with await opened(client) as call:
         await exchange(call, "the can", choice=0)
-        assert (await exchange(call, "ary tree", choice=1)).released == "ary tree"
+        assert (await exchange(call, "ary trio. ", choice=1)).released == "ary trio. "
         blocked = await exchange(call, "ary.", choice=0)
         assert blocked.verdict.action == pb.ACTION_BLOCK
         assert blocked.last
-        assert (await exchange(call, " goes on", choice=1)).released == " goes on"
+        assert (await exchange(call, " goes on ", choice=1)).released == " goes on "
         assert (await exchange(call, " more", choice=0)).released == ""
 
 
