@@ -12,7 +12,7 @@ import httpx
 import pytest
 import redis.asyncio
 
-from headrace_common.lifecycle import Lifecycle, cancel_and_wait
+from headrace_common.lifecycle import Lifecycle, cancel_and_wait, raise_if_cancelled
 from headrace_common.rpc import Call
 from headrace_contracts.billing.v1 import billing_pb2
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import LEVEL_MODEL, Limits
@@ -115,6 +115,7 @@ async def test_clients_that_leave_at_any_moment_leave_no_lease(rig: Rig) -> None
         nonlocal most
         while True:
             most = max(most, await rig.num_leases())
+            raise_if_cancelled()
             await asyncio.sleep(0.01)
 
     watching = asyncio.create_task(watch())
