@@ -52,12 +52,15 @@ class _Inbox:
         """Read to the end of the stream."""
         try:
             async for message in messages:
-                while len(self._messages) >= _MAX_INBOX and message.HasField("snapshot"):
-                    await self.wait()
-                if len(self._messages) < _MAX_INBOX:
-                    self._messages.append(message)
-                else:
+                if message.HasField("snapshot"):
+                    while len(self._messages) >= _MAX_INBOX:
+                        await self.wait()
+                elif self.has_dropped or len(self._messages) >= _MAX_INBOX:
+                    # What follows a dropped batch is asked for again together with it; kept, it
+                    # would only take the place of the answer.
                     self.has_dropped = True
+                    continue
+                self._messages.append(message)
                 self._changed.set()
         finally:
             self.is_closed = True

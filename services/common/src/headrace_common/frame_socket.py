@@ -52,8 +52,11 @@ class FrameSocket(asyncio.Protocol):
         self._is_flushing = False
         # The peer reads slowly: items gather here.
         self.is_paused = False
-        # Frames ever given to the transport.
+        # Frames ever given to the transport, and items ever handed over.
         self.num_written = 0
+        self.num_taken = 0
+        # Whole frames wait for the loop's next turn.
+        self._is_resting = False
         # Set by the first bytes of the peer.
         self.greeted: asyncio.Future[None] = self._loop.create_future()
         self.is_open = False
@@ -88,10 +91,16 @@ class FrameSocket(asyncio.Protocol):
         self._beater = self._loop.call_later(BEAT_S, self._beat)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; hand over the frames that are whole."""
+        """Take bytes; hand over the frames that are whole, in turns if they are many."""
         self._heard_s = self._loop.time()
         if not self.greeted.done():
             self.greeted.set_result(None)
+        if self._is_resting:
+            self._received += data
+        else:
+            self._take_all(data)
+
+    def _take_all(self, data: bytes) -> None:
         if self._received:
             self._received += data
             data = bytes(self._received) if self._has_whole_frame() else b""
@@ -100,6 +109,21 @@ class FrameSocket(asyncio.Protocol):
             del self._received[:used]
         elif used < len(data):
             self._received += data[used:]
+        if self.is_open and self._has_whole_frame():
+            # Who reads the messages has a turn first, or a burst would find nobody reading.
+            self._is_resting = True
+            self._reading().pause_reading()
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._is_resting = False
+        if self.is_open:
+            self._take_all(b"")
+            if not self._is_resting:
+                self._reading().resume_reading()
+
+    def _reading(self) -> asyncio.Transport:
+        return cast("asyncio.Transport", self._transport)
 
     def pause_writing(self) -> None:
         """The peer reads slowly: items gather."""
@@ -125,9 +149,10 @@ class FrameSocket(asyncio.Protocol):
         return len(self._received) >= _LENGTH.size + size or size > MAX_FRAME_BYTES
 
     def _take_frames(self, data: bytes) -> int:
-        """Handle every whole frame; return how many bytes they were."""
+        """Handle whole frames, some `MAX_FRAME_ITEMS` at most; return how many bytes they were."""
         start, end = 0, len(data)
-        while end - start >= _LENGTH.size:
+        most = self.num_taken + MAX_FRAME_ITEMS
+        while end - start >= _LENGTH.size and self.num_taken < most:
             (size,) = _LENGTH.unpack_from(data, start)
             if size > MAX_FRAME_BYTES:
                 self.abort()
@@ -146,6 +171,7 @@ class FrameSocket(asyncio.Protocol):
         except DecodeError:
             self.abort()
             return False
+        self.num_taken += len(frame.items)
         self._on_frame(frame)
         return True
 
