@@ -8,13 +8,19 @@ import socket
 import struct
 import threading
 from collections.abc import AsyncIterator
+from itertools import pairwise
 
 import pytest
 import uvloop
 
 from headrace_common import frame_socket
 from headrace_common.errors import HeadraceError, ReplicaLost
-from headrace_common.frame_socket import MAX_FRAME_BYTES, PREFACE, FrameSocket
+from headrace_common.frame_socket import (
+    MAX_FRAME_BYTES,
+    MAX_FRAME_ITEMS,
+    PREFACE,
+    FrameSocket,
+)
 from headrace_common.rpc import method_ref
 from headrace_common.rpc_front import RpcFront
 from headrace_common.session import SessionClient
@@ -141,6 +147,27 @@ def test_what_the_server_behind_says_first_is_not_lost() -> None:
             thread.join(0.01)
         for connection in (behind, *held):
             connection.close()
+
+
+async def test_a_burst_leaves_turns_to_those_who_read(peer) -> None:
+    """Thousands of frames in one piece come in portions, in order, also if the peer then leaves."""
+    one, port = peer
+    payloads = [b"%d" % n for n in range(2000)]
+    counts: list[int] = []
+
+    async def count() -> None:
+        while True:
+            counts.append(len(one.frames))
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(PREFACE + framed(*payloads))
+    writer.close()
+    await eventually(lambda: one.lost == 1)
+    counting.cancel()
+    assert [frame.items[0].payload for frame in one.frames] == payloads
+    assert max(after - before for before, after in pairwise(counts)) <= MAX_FRAME_ITEMS
 
 
 async def test_a_cut_in_mid_frame_loses_the_peer_and_not_the_process(peer) -> None:
