@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -91,7 +92,7 @@ class RouteContext:
     idempotency: Idempotency
 
 
-class ApiRoute:
+class ApiRoute(ABC):
     """A POST with a JSON body: authenticated, bounded, counted, its errors in one shape.
 
     Args:
@@ -102,9 +103,9 @@ class ApiRoute:
     def __init__(self, form: ErrorForm, context: RouteContext) -> None:
         self._form, self._context = form, context
 
+    @abstractmethod
     async def _work(self, caller: Caller, exchange: WatchedExchange, body: bytes) -> str:
         """Answer; return the outcome's name."""
-        raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; never raises."""
