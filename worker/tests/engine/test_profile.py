@@ -6,33 +6,12 @@ import pytest
 
 from headrace_common.clock import SystemClock
 from headrace_testing import byte_tokenizer
-from headrace_testing.toy_runner import ToyRunner
+from headrace_testing.toy_model import toy_model
 from headrace_worker.engine.direct import DirectEngine, limits_for
 from headrace_worker.engine.profile import MAX_STEPS, Timeline
 from headrace_worker.engine.request import Request, SamplingParams, StopParams
-from headrace_worker.engine.token_table import TokenTable
-from headrace_worker.model.info import ModelInfo
-from headrace_worker.model_host import ReadyModel
 
 PHASES = {"step", "schedule", "model", "sample", "detokenise", "hand out"}
-
-
-def model() -> ReadyModel:
-    data = byte_tokenizer.tokenizer_json()
-    info = ModelInfo(
-        fingerprint="f" * 64,
-        context_tokens=200,
-        vocab_size=byte_tokenizer.VOCAB_SIZE,
-        chat_template="",
-        eos_token_ids=(byte_tokenizer.IM_END_ID,),
-        bos_token_id=None,
-        add_bos=False,
-        tokenizer_json=data,
-        special_tokens={},
-        kv_bytes_per_token=4,
-        created_unix_s=0,
-    )
-    return ReadyModel(info, ToyRunner(32, may_end=False), TokenTable.from_json(data), 32)
 
 
 def generate(engine: DirectEngine, num_tokens: int) -> None:
@@ -62,7 +41,7 @@ def events(path):
 def test_says_what_each_step_did_and_when(tmp_path):
     """Phases lie within their step, in order, with the step's sizes; the window is kept."""
     path = tmp_path / "trace.json"
-    made = model()
+    made = toy_model(200, 32)
     engine = DirectEngine(made, limits_for(made))
     engine.engine.record(Timeline(path, num_steps=3, skipped_steps=1))
     with engine:
@@ -85,7 +64,7 @@ def test_says_what_each_step_did_and_when(tmp_path):
 def test_an_engine_that_ends_early_writes_what_there_is(tmp_path):
     """A window that is not full is written at the end."""
     path = tmp_path / "trace.json"
-    made = model()
+    made = toy_model(200, 32)
     engine = DirectEngine(made, limits_for(made))
     engine.engine.record(Timeline(path, num_steps=100))
     with engine:
@@ -97,7 +76,7 @@ def test_an_engine_that_ends_early_writes_what_there_is(tmp_path):
 
 def test_a_file_that_cannot_be_written_ends_nothing(tmp_path, caplog):
     """It is said in the log; requests notice nothing."""
-    made = model()
+    made = toy_model(200, 32)
     engine = DirectEngine(made, limits_for(made))
     engine.engine.record(Timeline(tmp_path / "none" / "trace.json", num_steps=1))
     with engine:
