@@ -13,10 +13,14 @@ wall.
 from __future__ import annotations
 
 import argparse
+import json
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 from prometheus_client import CollectorRegistry
@@ -164,29 +168,59 @@ def _query(block_hashes: bytes) -> Query:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What one kind of act took. Microseconds."""
+
+    cpu_p50: float
+    cpu_p99: float
+    wall_p50: float
+    wall_p99: float
+
+
 def main() -> int:
     """Fill, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replicas", type=int, default=32)
     parser.add_argument("--blocks", type=int, default=1_000_000)
+    parser.add_argument("--dynamo-python", type=Path, help="a Python that has ai-dynamo-runtime")
     args = parser.parse_args()
+    theirs = _reference(args) if args.dynamo_python else {}
     router = Router(args.replicas, args.blocks)
     sys.stdout.write(f"{args.blocks} blocks, {args.replicas} replicas, {_PROMPT_BLOCKS} a prompt\n")
     whole = _measure("whole decision", router, router.decide)
     _measure("reading the hashes", router, chain_ints, whole)
     _measure("lookup alone", router, lambda one: router.prefixes.depths(chain_ints(one)), whole)
     _measure("decision, no prompt", router, lambda _one: router.decide(b""), whole)
-    _measure("pick, explain and end", router, router.serve, whole)
+    served = _measure("pick, explain and end", router, router.serve, whole)
+    for name, ours in (("select", whole), ("serve", served)):
+        if theirs:
+            _beside(name, ours, theirs)
     return 0
+
+
+def _reference(args: argparse.Namespace) -> dict[str, float]:
+    script = Path(__file__).with_name("dynamo_selection.py")
+    command = [str(args.dynamo_python), str(script), str(args.replicas), str(args.blocks)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603 - ours
+    result: dict[str, float] = json.loads(done.stdout)
+    return result
+
+
+def _beside(name: str, ours: Times, theirs: dict[str, float]) -> None:
+    for share, mine in (("p50", ours.wall_p50), ("p99", ours.wall_p99)):
+        other = theirs[f"{name}_{share}_us"]
+        text = f"{name} {share:4} wall {mine:10.1f} us  dynamo {other:10.1f} us"
+        sys.stdout.write(f"{text}  ratio {mine / other:5.2f}\n")
 
 
 def _measure(
     name: str,
     router: Router,
     act: Callable[[bytes], object],
-    whole: float | None = None,
-) -> float:
-    """Print one line; return the p99 of CPU time in us."""
+    whole: Times | None = None,
+) -> Times:
+    """Print one line; return what it took."""
     walls, cpus = [], []
     for _ in range(_ROUNDS):
         prompt = random.choice(router.prompts)  # noqa: S311 - a sample
@@ -198,14 +232,15 @@ def _measure(
     walls.sort()
     cpus.sort()
     middle, most = _ROUNDS // 2, _ROUNDS * 99 // 100
-    text = f"{name:20} cpu p50 {cpus[middle]:8.1f} us p99 {cpus[most]:8.1f} us"
-    text += f"  wall p50 {walls[middle]:8.1f} us p99 {walls[most]:8.1f} us"
+    took = Times(cpus[middle], cpus[most], walls[middle], walls[most])
+    text = f"{name:20} cpu p50 {took.cpu_p50:8.1f} us p99 {took.cpu_p99:8.1f} us"
+    text += f"  wall p50 {took.wall_p50:8.1f} us p99 {took.wall_p99:8.1f} us"
     if whole is None:
-        text += f"  goal p99 < 1000 us: {'met' if walls[most] < 1000 else 'MISSED'}"
+        text += f"  goal p99 < 1000 us: {'met' if took.wall_p99 < 1000 else 'MISSED'}"
     else:
-        text += f"  {cpus[most] / whole:5.2f} of the whole"
+        text += f"  {took.cpu_p99 / whole.cpu_p99:5.2f} of the whole"
     sys.stdout.write(text + "\n")
-    return cpus[most]
+    return took
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--trace", type=Path, required=True, metavar="FILE", help=".jsonl or .jsonl.zst")
+    add("--trace", type=Path, required=True, metavar="FILE", help=".jsonl or .csv, also as .zst")
     add("--load", type=_positive, default=1.0, metavar="X", help="x recorded speed (default 1)")
     add("--workers", type=_count, default=8, metavar="N", help="default 8")
     add("--kv-tokens", type=_count, default=410_000, metavar="T", help="per worker, default 410000")
