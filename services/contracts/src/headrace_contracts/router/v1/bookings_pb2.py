@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from headrace_contracts.types.v1 import types_pb2 as headrace__contracts_dot_types_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+headrace_contracts/router/v1/bookings.proto\x12\x12headrace.router.v1\x1a\'headrace_contracts/types/v1/types.proto\"\xa6\x01\n\x0b\x42ookingNews\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12+\n\x06\x62ooked\x18\x02 \x03(\x0b\x32\x1b.headrace.router.v1.Booking\x12\x0f\n\x07started\x18\x03 \x03(\x04\x12\x10\n\x08released\x18\x04 \x03(\x04\x12\r\n\x05whole\x18\x05 \x01(\x08\x12%\n\x04\x62ids\x18\x06 \x03(\x0b\x32\x17.headrace.router.v1.Bid\"n\n\x03\x42id\x12.\n\x07replica\x18\x01 \x01(\x0b\x32\x1d.headrace.types.v1.ReplicaRef\x12\x13\n\x0b\x63lass_order\x18\x02 \x01(\x11\x12\x0f\n\x07urgency\x18\x03 \x01(\x01\x12\x11\n\twithdrawn\x18\x04 \x01(\x08\"\x84\x01\n\x07\x42ooking\x12\n\n\x02id\x18\x01 \x01(\x04\x12.\n\x07replica\x18\x02 \x01(\x0b\x32\x1d.headrace.types.v1.ReplicaRef\x12\x17\n\x0funcached_tokens\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x05 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+headrace_contracts/router/v1/bookings.proto\x12\x12headrace.router.v1\x1a\'headrace_contracts/types/v1/types.proto\"\xb6\x01\n\x0b\x42ookingNews\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12+\n\x06\x62ooked\x18\x02 \x03(\x0b\x32\x1b.headrace.router.v1.Booking\x12\x0f\n\x07started\x18\x03 \x03(\x04\x12\x10\n\x08released\x18\x04 \x03(\x04\x12\r\n\x05whole\x18\x05 \x01(\x08\x12%\n\x04\x62ids\x18\x06 \x03(\x0b\x32\x17.headrace.router.v1.Bid\x12\x0e\n\x06\x66\x61iled\x18\x07 \x03(\x04\"n\n\x03\x42id\x12.\n\x07replica\x18\x01 \x01(\x0b\x32\x1d.headrace.types.v1.ReplicaRef\x12\x13\n\x0b\x63lass_order\x18\x02 \x01(\x11\x12\x0f\n\x07urgency\x18\x03 \x01(\x01\x12\x11\n\twithdrawn\x18\x04 \x01(\x08\"\x84\x01\n\x07\x42ooking\x12\n\n\x02id\x18\x01 \x01(\x04\x12.\n\x07replica\x18\x02 \x01(\x0b\x32\x1d.headrace.types.v1.ReplicaRef\x12\x17\n\x0funcached_tokens\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x05 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,9 +33,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headrace_contracts.router.v
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_BOOKINGNEWS']._serialized_start=109
-  _globals['_BOOKINGNEWS']._serialized_end=275
-  _globals['_BID']._serialized_start=277
-  _globals['_BID']._serialized_end=387
-  _globals['_BOOKING']._serialized_start=390
-  _globals['_BOOKING']._serialized_end=522
+  _globals['_BOOKINGNEWS']._serialized_end=291
+  _globals['_BID']._serialized_start=293
+  _globals['_BID']._serialized_end=403
+  _globals['_BOOKING']._serialized_start=406
+  _globals['_BOOKING']._serialized_end=538
 # @@protoc_insertion_point(module_scope)

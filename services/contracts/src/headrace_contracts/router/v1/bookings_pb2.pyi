@@ -32,6 +32,7 @@ class BookingNews(_message.Message):
     RELEASED_FIELD_NUMBER: _builtins.int
     WHOLE_FIELD_NUMBER: _builtins.int
     BIDS_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     """One life of one router; drawn at its start."""
     whole: _builtins.bool
@@ -50,6 +51,10 @@ class BookingNews(_message.Message):
     def bids(self) -> _containers.RepeatedCompositeFieldContainer[Global___Bid]:
         """New since the last message, in order. A bid that is not repeated is void after 50 ms."""
 
+    @_builtins.property
+    def failed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids of bookings that failed on their replica; each is in a later `released` or in this one's."""
+
     def __init__(
         self,
         *,
@@ -59,10 +64,11 @@ class BookingNews(_message.Message):
         released: _abc.Iterable[_builtins.int] | None = ...,
         whole: _builtins.bool = ...,
         bids: _abc.Iterable[Global___Bid] | None = ...,
+        failed: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bids", b"bids", "booked", b"booked", "released", b"released", "router_id", b"router_id", "started", b"started", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bids", b"bids", "booked", b"booked", "failed", b"failed", "released", b"released", "router_id", b"router_id", "started", b"started", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
