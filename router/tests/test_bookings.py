@@ -10,6 +10,7 @@ from headrace_common.kv_index import ReplicaKey
 from headrace_contracts.router.v1.bookings_pb2 import BookingNews
 from headrace_router import bookings
 from headrace_router.bookings import SILENCE_S, BookingExchange
+from headrace_router.breaker import CLOSED, HALF_OPEN, OPEN, Breakers
 from headrace_router.load_guard import Load, LoadBook, LoadGuard
 from headrace_router.speculative import InFlightBlocks
 from headrace_testing.clock import FakeClock
@@ -22,7 +23,7 @@ class Router:
     """A load book and its exchange."""
 
     def __init__(self, name: str, clock: FakeClock) -> None:
-        self.clock, self.loads = clock, LoadBook(InFlightBlocks())
+        self.name, self.clock, self.loads = name, clock, LoadBook(InFlightBlocks())
         self.wakes = 0
         self.exchange = BookingExchange(name, self.loads, clock, self._woken)
 
@@ -183,3 +184,55 @@ def test_lost_messages_are_mended_by_a_whole_one(steps: list[tuple[str, int]]) -
     b.exchange.receive(a.exchange.whole())
     assert b.exchange.num_peer_bookings() == 0
     assert b.loads.in_flight.num_entries() == 0
+
+
+def test_a_replica_that_fails_is_found_by_all_routers_together(clock: FakeClock) -> None:
+    """Two failures here and one there open both breakers; one probe, of either, closes both."""
+    states: dict[str, list[str]] = {"a": [], "b": []}
+    routers = [Router(name, clock) for name in states]
+    breakers = [Breakers(clock, on_change=states[one.name].append) for one in routers]
+    for router, own in zip(routers, breakers, strict=True):
+        router.loads.listen(own, to_peers=True)
+        router.exchange.watch_failures(own.failed)
+    a, b = routers
+
+    def exchange() -> None:
+        b.hear(a)
+        a.hear(b)
+
+    for number in (0, 1, 0):
+        guard = routers[number].book()
+        exchange()
+        breakers[number].failed(guard)
+        routers[number].exchange.failed(guard)
+        guard.release()
+        exchange()
+    assert states == {"a": [OPEN], "b": [OPEN]}
+    assert all(one.broken(clock.now_s()) == {W1} for one in breakers)
+
+    clock.advance(1.5)
+    assert not any(one.broken(clock.now_s()) for one in breakers)
+    probe = b.book()
+    exchange()
+    assert all(one.broken(clock.now_s()) == {W1} for one in breakers)
+    probe.first_token(clock.now_s())
+    exchange()
+    assert states == {"a": [OPEN, HALF_OPEN, CLOSED], "b": [OPEN, HALF_OPEN, CLOSED]}
+
+
+def test_an_end_without_a_verdict_at_a_peer_makes_place_for_another_probe(
+    clock: FakeClock, routers: tuple[Router, Router]
+) -> None:
+    """Also when that peer is never heard again."""
+    a, b = routers
+    breakers = Breakers(clock)
+    b.loads.listen(breakers, to_peers=True)
+    for _ in range(3):
+        breakers.failed(b.book())
+    clock.advance(1.5)
+    a.book()
+    b.hear(a)
+    assert breakers.broken(clock.now_s()) == {W1}
+    clock.advance(SILENCE_S + 0.1)
+    b.exchange.expire()
+    assert not breakers.broken(clock.now_s())

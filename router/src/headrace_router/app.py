@@ -24,7 +24,7 @@ from headrace_router.discovery import Discovery, resolve_host
 from headrace_router.dispatcher import Dispatcher
 from headrace_router.index_feed import IndexFeed
 from headrace_router.known_prefixes import KnownPrefixes
-from headrace_router.load_guard import LoadBook
+from headrace_router.load_guard import LoadBook, LoadGuard
 from headrace_router.metrics import RouterMetrics
 from headrace_router.mirror import PrefixMirror
 from headrace_router.pick import Pipeline
@@ -90,7 +90,8 @@ class RouterApp:
             self.metrics,
         )
         self._desk.bid(self.bookings.exchange.bids)
-        self._desk.watch_failures(self.breakers.failed)
+        self._desk.watch_failures(self._note_failure)
+        self.bookings.exchange.watch_failures(self.breakers.failed)
         self._dispatcher = Dispatcher(self._desk, clock)
         self.table.on_change(self._desk.notice_change)
         self.table.on_change(self._describe_replicas)
@@ -118,9 +119,13 @@ class RouterApp:
             self.metrics.breaker_changes.labels(state).inc()
 
         breakers = Breakers(self._clock, on_change=count)
-        self.loads.listen(breakers)
+        self.loads.listen(breakers, to_peers=True)
         self.metrics.broken_replicas.set_function(lambda: breakers.num_open)
         return breakers
+
+    def _note_failure(self, guard: LoadGuard) -> None:
+        self.breakers.failed(guard)
+        self.bookings.exchange.failed(guard)
 
     def _make_pipeline(self) -> Pipeline:
         return Pipeline(

@@ -1,10 +1,10 @@
 """Pure: what routers tell one another of the requests they have under way, so that they don't herd.
 
-Each router tells what it booked, started and released since its last message, and every half
-second (less often with very many) everything it has under way. A peer's booking becomes a guard in
-the own load book. Messages may be lost: the next whole one mends the difference. A silent router is
-gone after `SILENCE_S`, and with it all it had booked. So whatever happens to peers or Redis, what
-is believed of them is not much older than that. Decisions never wait for any of it.
+Each router tells what it booked, started and released since its last message, what failed, and
+every half second (less often with very many) everything it has under way. A peer's booking becomes
+a guard in the own load book. Messages may be lost: the next whole one mends the difference. A
+silent router is gone after `SILENCE_S`, and with it all it had booked. So whatever happens to peers
+or Redis, what is believed of them is not much older than that. Decisions never wait for any of it.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class BookingExchange:
         self._next_id = 1
         self._pending = BookingNews(router_id=router_id)
         self._peers: dict[str, _Peer] = {}
+        self._on_peer_failed: Callable[[LoadGuard], None] = lambda _: None
         self.bids = Bids(router_id, clock, lambda: bool(self._peers), self._tell_bid)
         loads.listen(self)
 
@@ -78,6 +79,17 @@ class BookingExchange:
         """Note an end."""
         self._pending.released.append(self._own.pop(guard))
         self._changed()
+
+    def failed(self, guard: LoadGuard) -> None:
+        """Note that an own request failed on its replica; it has not ended yet."""
+        number = self._own.get(guard)
+        if number is not None:
+            self._pending.failed.append(number)
+            self._changed()
+
+    def watch_failures(self, listener: Callable[[LoadGuard], None]) -> None:
+        """Let *listener* hear of each request of a peer that failed on its replica."""
+        self._on_peer_failed = listener
 
     # What goes out.
 
@@ -115,6 +127,9 @@ class BookingExchange:
             self._take(peer, booking, now_s)
         for number in peer.guards.keys() & set(news.started):
             peer.guards[number].first_token(now_s)
+        for number in news.failed:
+            if number in peer.guards:
+                self._on_peer_failed(peer.guards[number])
         for number in peer.guards.keys() & set(news.released):
             peer.guards.pop(number).release()
         for told in news.bids:
@@ -178,7 +193,8 @@ class BookingExchange:
 
 
 def _num_changes(news: BookingNews) -> int:
-    return len(news.booked) + len(news.started) + len(news.released) + len(news.bids)
+    parts = (news.booked, news.started, news.released, news.bids, news.failed)
+    return sum(map(len, parts))
 
 
 def _booking(number: int, guard: LoadGuard, chain: Sequence[int]) -> Booking:

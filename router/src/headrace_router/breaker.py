@@ -8,6 +8,9 @@
 
 The time doubles with each failed probe, up to a bound. A probe that ends without a verdict (its
 client left) makes place for another. Nygard 2007, "Release It!".
+
+Requests of other routers count like the own ones, probes too, as far as their news arrive: a
+replica that fails is found by all routers together, and one probe serves all.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ class _Breaker:
 
 
 class Breakers:
-    """A breaker per replica; a `BookingListener`. Belongs to one event loop.
+    """A breaker per replica; a `BookingListener` of all routers. Belongs to one event loop.
 
     Args:
         clock: time.

@@ -152,7 +152,7 @@ class LoadGuard:
 
 
 class BookingListener(Protocol):
-    """Is told of this router's own bookings, in order. Must return at once."""
+    """Is told of bookings, in order. Must return at once."""
 
     def booked(self, guard: LoadGuard, chain: Sequence[int]) -> None:
         """A request was sent to a replica."""
@@ -178,11 +178,15 @@ class LoadBook:
         self.in_flight = in_flight
         self._accounts: dict[ReplicaKey, _Account] = {}
         self._listeners: list[BookingListener] = []
+        # Those of them that are told of peers' bookings too.
+        self._wide_listeners: list[BookingListener] = []
         self._num_peers = 0
 
-    def listen(self, listener: BookingListener) -> None:
-        """Tell *listener* of every booking from now on, but those of peers."""
+    def listen(self, listener: BookingListener, *, to_peers: bool = False) -> None:
+        """Tell *listener* of every own booking from now on; *to_peers*: of those of peers too."""
         self._listeners.append(listener)
+        if to_peers:
+            self._wide_listeners.append(listener)
 
     def book(
         self,
@@ -204,11 +208,9 @@ class LoadBook:
         account.all.tokens += prompt_tokens
         account.unreported[guard] = None
         guard.hold_blocks(self.in_flight.add(replica, chain, now_s))
-        if of_peer:
-            self._num_peers += 1
-        else:
-            for listener in self._listeners:
-                listener.booked(guard, chain)
+        self._num_peers += of_peer
+        for listener in self._told_of(guard):
+            listener.booked(guard, chain)
         return guard
 
     def load(self, replica: ReplicaKey, report: LoadReport | None) -> Load:
@@ -242,9 +244,8 @@ class LoadBook:
 
     def tell_started(self, guard: LoadGuard) -> None:
         """Pass a first token on. Called by guards only."""
-        if not guard.is_peers:
-            for listener in self._listeners:
-                listener.started(guard)
+        for listener in self._told_of(guard):
+            listener.started(guard)
 
     def change(self, guard: LoadGuard, *, backlog_tokens: int, tokens: int) -> None:
         """Change a live guard's numbers. Called by guards only."""
@@ -266,8 +267,9 @@ class LoadBook:
         account.unreported.pop(guard, None)
         if not account.all.num_requests:
             del self._accounts[guard.replica]
-        if guard.is_peers:
-            self._num_peers -= 1
-        else:
-            for listener in self._listeners:
-                listener.released(guard)
+        self._num_peers -= guard.is_peers
+        for listener in self._told_of(guard):
+            listener.released(guard)
+
+    def _told_of(self, guard: LoadGuard) -> list[BookingListener]:
+        return self._wide_listeners if guard.is_peers else self._listeners
