@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace_common.kv_index import ReplicaKey
 from headrace_router.breaker import BreakerLimits, Breakers
-from headrace_router.filters import BROKEN
+from headrace_router.filters.broken import BROKEN
 from headrace_router.gathering import Gatherer
 from headrace_router.load_guard import LoadBook, LoadGuard
 from headrace_router.speculative import InFlightBlocks

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from headrace_common.kv_index import ReplicaKey
 from headrace_router.decode_prediction import StepTime
-from headrace_router.filters import NO_ROOM
+from headrace_router.filters.room import NO_ROOM
 from headrace_router.load_guard import Load
 from headrace_router.replicas import Replica
 

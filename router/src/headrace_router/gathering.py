@@ -13,7 +13,9 @@ from headrace_common.kv_index import ReplicaKey
 from headrace_contracts.worker.v1.worker_pb2 import LoadReport
 from headrace_router.breaker import Breakers
 from headrace_router.decode_prediction import DecodePredictor, StepTime
-from headrace_router.filters import BROKEN, NO_ROOM, has_room, unavailable
+from headrace_router.filters import broken as broken_filter
+from headrace_router.filters import room
+from headrace_router.filters.unavailable import unavailable
 from headrace_router.fleet_view import FleetView, ReplicaView
 from headrace_router.load_guard import Load, LoadBook
 from headrace_router.prediction import PrefillPredictor
@@ -112,9 +114,7 @@ class Gatherer:
         ):
             return known
         load = self._loads.load(replica.key, replica.report if is_fresh else None)
-        filtered_by = unavailable(replica, now_s)
-        if not filtered_by and not has_room(replica, load):
-            filtered_by = NO_ROOM
+        filtered_by = unavailable(replica, now_s) or room.reason(replica, load)
         fresh = _Standing(replica.report, account, revision, version, is_fresh, load, filtered_by)
         self._standings[replica.key] = fresh
         return fresh
@@ -128,6 +128,5 @@ class Gatherer:
 
 
 def _unless_broken(one: ReplicaView, broken: frozenset[ReplicaKey]) -> ReplicaView:
-    if one.filtered_by or one.replica.key not in broken:
-        return one
-    return replace(one, filtered_by=BROKEN)
+    found = one.filtered_by or broken_filter.reason(one.replica.key, broken)
+    return one if found == one.filtered_by else replace(one, filtered_by=found)

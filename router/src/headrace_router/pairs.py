@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from headrace_common.kv_index import ReplicaKey
 from headrace_router.candidate import Candidate, Query
-from headrace_router.filters import ROLE
+from headrace_router.filters.role import ROLE
 from headrace_router.load_guard import LoadGuard
 from headrace_router.replicas import Replica
 

@@ -14,7 +14,8 @@ from headrace_common.kv_index import ReplicaKey
 from headrace_router.breaker import Breakers
 from headrace_router.candidate import Candidate, Query
 from headrace_router.decode_prediction import DecodePredictor
-from headrace_router.filters import EXCLUDED, NO_ROOM
+from headrace_router.filters import excluded
+from headrace_router.filters.room import NO_ROOM
 from headrace_router.fleet_view import FleetView
 from headrace_router.gathering import Gatherer
 from headrace_router.load_guard import LoadBook
@@ -134,14 +135,14 @@ class Pipeline:
 
 def _candidates(query: Query, view: FleetView, hits: Sequence[int]) -> list[Candidate]:
     output_tokens = view.expected_output_tokens(query.expected_output_tokens)
-    excluded, candidates = query.excluded, []
+    has_excluded, candidates = bool(query.excluded), []
     for one, hit_blocks in zip(view.replicas, hits, strict=True):
         load, replica = one.load, one.replica
         uncached_tokens = query.prompt_tokens - query.cached_tokens(hit_blocks)
         # By position, in the order of the class: half the time.
         candidate = Candidate(
             replica,
-            EXCLUDED if excluded and replica.key in excluded else one.filtered_by,
+            (has_excluded and excluded.reason(query, replica.key)) or one.filtered_by,
             hit_blocks,
             uncached_tokens,
             one.backlog_s,
