@@ -67,6 +67,20 @@ def test_a_report_takes_over_from_the_guard() -> None:
     assert loads.load(A, report) == Load(500, 1400, 3, 700)
 
 
+def test_a_worker_cannot_know_what_is_cached_of_prompts_that_wait_there() -> None:
+    """It counts them whole; the router knows better, unless somebody else sent requests too."""
+    loads = LoadBook(InFlightBlocks())
+    for _ in range(3):
+        book(loads, now_s=0.0)
+    loads.note_report(A, 5.0)
+    whole = LoadReport(queued_prefill_tokens=3000, num_waiting=2, num_running=1)
+    assert loads.load(A, whole).backlog_tokens == 180
+    nearly_done = LoadReport(queued_prefill_tokens=20, num_running=3)
+    assert loads.load(A, nearly_done).backlog_tokens == 20
+    others_too = LoadReport(queued_prefill_tokens=3000, num_waiting=3, num_running=1)
+    assert loads.load(A, others_too).backlog_tokens == 3000
+
+
 def test_requests_are_never_fewer_than_our_own() -> None:
     """A worker that reports nothing of its work is still not overfilled."""
     loads = LoadBook(InFlightBlocks())

@@ -39,7 +39,7 @@ def one(name: str, backlog_s: float = 0.0, own_s: float = 0.0, **fields: int) ->
 
 def view(*candidates: Candidate) -> FleetView:
     replicas = [
-        ReplicaView(one.replica, "", Load(0, 0, 0, 0), 0.001, one.backlog_s, 0.0)
+        ReplicaView(one.replica, "", Load(0, 0, 0, 0), 0.001, one.backlog_s, 0.0, 0.0)
         for one in candidates
     ]
     return FleetView("m", 0.0, 1, 0.001, 256.0, replicas)
@@ -126,6 +126,39 @@ def test_hold_gives_a_hot_prefix_a_second_home(ask) -> None:
     assert hold(decode_weight=0.0).choose(ask(), [holder, idle]) is holder
 
 
+def test_hold_lets_no_replica_be_crowded_beside_an_idle_one(ask) -> None:
+    """Whatever was predicted: predictions may be wrong by far, numbers of requests are not."""
+    policy = hold(max_ratio=2.0, max_difference=8)
+    holder, idle = one("holder", own_s=0.01, num_requests=8), one("idle", own_s=9.0)
+    assert policy.choose(ask(), [holder, idle]) is holder
+    holder.num_requests = 9
+    assert policy.choose(ask(), [holder, idle]) is idle
+    idle.num_requests = 1
+    assert policy.choose(ask(), [holder, idle]) is holder
+    holder.ahead = 2
+    assert policy.choose(ask(), [holder, idle]) is idle
+
+
+def test_hold_counts_those_who_wait_for_the_same_replica(ask) -> None:
+    """They will be running there when this one is; asked in turn, they divide over the fleet."""
+    policy, query = hold(), ask(100, chain=tuple(range(6)), expected_output_tokens=50)
+    seen = view(one("holder", 0.3), one("cold", 0.2))
+    for replica in seen.replicas:
+        replica.stream_s = 0.01
+    wanted = []
+    for _ in range(9):
+        outlook = policy.outlook(query, seen, [6, 0])
+        assert outlook.must_wait
+        assert outlook.seconds == pytest.approx(0.25)
+        wanted.append(outlook.wanted)
+        seen.queue_up(outlook)
+    assert wanted[0] == 0
+    assert {0, 1} == set(wanted)
+    assert seen.ahead == [wanted.count(0), wanted.count(1)]
+    seen.forget_queue()
+    assert policy.outlook(query, seen, [6, 0]).wanted == 0
+
+
 def test_hold_waits_for_kv_room(ask) -> None:
     """Sent there it would wait at the worker, where nobody can move it; an idle one always may."""
     full = one("a", num_requests=3, kv_tokens=900, kv_capacity_tokens=1000, uncached_tokens=101)
@@ -146,25 +179,34 @@ def test_hold_says_when_no_scan_is_needed() -> None:
 @settings(max_examples=200, deadline=None)
 @given(
     fleet=st.lists(
-        st.tuples(st.floats(0, 1), st.integers(0, 60), st.floats(0.0001, 0.002), st.floats(0, 0.1)),
+        st.tuples(
+            st.floats(0, 1),
+            st.integers(0, 60),
+            st.floats(0.0001, 0.002),
+            st.floats(0, 0.1),
+            st.integers(0, 20),
+        ),
         min_size=1,
         max_size=6,
     )
 )
 def test_the_cheap_look_never_holds_what_could_go(ask, fleet) -> None:
-    """`must_wait` may err on one side only; the queue relies on it."""
+    """`outlook` may err on one side only; the queue relies on it."""
     query, policy = ask(1000, chain=tuple(range(60)), expected_output_tokens=20), hold()
     candidates, hits = [], []
-    for idx, (backlog_s, hit_blocks, token_s, step_s) in enumerate(fleet):
+    for idx, (backlog_s, hit_blocks, token_s, step_s, _) in enumerate(fleet):
         uncached_tokens = 1000 - query.cached_tokens(hit_blocks)
         candidates.append(one(str(idx), backlog_s, uncached_tokens * token_s))
         candidates[-1].decode_s = 20 * step_s
         hits.append(hit_blocks)
     seen = view(*candidates)
-    for replica, (_, _, token_s, step_s) in zip(seen.replicas, fleet, strict=True):
+    rows = enumerate(zip(seen.replicas, candidates, fleet, strict=True))
+    for idx, (replica, candidate, (_, _, token_s, step_s, ahead)) in rows:
         replica.token_s, replica.step_s = token_s, step_s
+        seen.ahead[idx] = candidate.ahead = ahead
+        seen.ahead_s[idx] = candidate.ahead_s = ahead * step_s
     waits = policy.choose(query, candidates) is None
-    assert waits or not policy.must_wait(query, seen, hits)
+    assert waits or not policy.outlook(query, seen, hits).must_wait
 
 
 def test_min_ttft_takes_the_earliest_first_token(ask) -> None:

@@ -275,6 +275,31 @@ def test_a_restarted_worker_is_expected_to_hold_nothing(wide_fleet: Fleet, key: 
 
 
 @pytest.mark.chaos
+def test_a_frozen_worker_is_left_alone_and_comes_back(wide_fleet: Fleet, key: ApiKey) -> None:
+    """SIGSTOP under load: it accepts and says nothing. What was sent there goes on elsewhere.
+
+    Out of rotation after two seconds of silence, back soon after it goes on.
+    """
+    frozen = replica(ask(wide_fleet, key, unique("Who?")))
+    pid = wide_fleet.worker_pid(frozen)
+    with steady_load(wide_fleet, key) as answers:
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            eventually_sync(lambda: router_metric(wide_fleet, NOT_READY) == 1, within_s=5)
+            since = len(answers)
+            eventually_sync(lambda: len(answers) >= since + 10, within_s=30)
+            assert frozen not in {replica(answer) for answer in answers[since + 2 :]}
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        eventually_sync(lambda: router_metric(wide_fleet, NOT_READY) == 0, within_s=10)
+    wide_fleet.wait_ready()
+    assert wide_fleet.worker_pid(frozen) == pid
+
+
+NOT_READY = 'headrace_router_replicas{state="not_ready"}'
+
+
+@pytest.mark.chaos
 @pytest.mark.parametrize("victims", [("router", "cache-index"), ("valkey",)])
 def test_requests_go_on_while_the_index_starts_over(
     wide_fleet: Fleet, key: ApiKey, victims: tuple[str, ...]

@@ -241,6 +241,7 @@ class PickDesk:
             if not view.is_hopeless() and not policy.may_release(view):
                 return
             failed: dict[Waiting, HeadraceError] = {}
+            view.forget_queue()
             release = queue.next_release(partial(self._try_choose, view, failed), now_s)
             for one, error in failed.items():
                 self._fail(one, error)
@@ -277,14 +278,15 @@ class PickDesk:
             one.hits = self._pipeline.hits(one.query, view)
             one.hits_version, one.hits_at_s = view.version, view.now_s
         policy, _ = self._policies_of(one.query.model)
-        if policy.must_wait(one.query, view, one.hits):
-            return None
+        outlook = policy.outlook(one.query, view, one.hits)
+        choice = None
         try:
-            choice = self._choose(one.query, view, one.hits)
-            return None if choice is None or choice.chosen.is_withheld else choice
+            if not outlook.must_wait:
+                choice = self._choose(one.query, view, one.hits)
         except HeadraceError as error:
             failed[one] = error
-            return None
+        view.queue_up(outlook)
+        return None if choice is None or choice.chosen.is_withheld else choice
 
     def _note_coming(
         self, queue: ModelQueue, view: FleetView, key: ReplicaKey, chain: Sequence[int]

@@ -6,13 +6,25 @@ request costs little more than a few multiplications per replica.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from headrace_common.kv_index import ReplicaKey
 from headrace_router.decode_prediction import StepTime
 from headrace_router.filters.room import NO_ROOM
 from headrace_router.load_guard import Load
 from headrace_router.replicas import Replica
+
+
+class Outlook(NamedTuple):
+    """What a request that waits is to expect."""
+
+    # It would wait on; False is always right.
+    must_wait: bool
+    # The replica it wants, by its place in the view; -1 = it does not matter.
+    wanted: int = -1
+    # What it costs those behind it who want the same replica.
+    seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -23,10 +35,12 @@ class ReplicaView:
     # Name of the filter that drops it for everybody; empty = none.
     filtered_by: str
     load: Load
-    # Predicted seconds: per uncached token, of the queued prefill, per step with one more stream.
+    # Predicted seconds: per uncached token, of the queued prefill, per step with one more stream,
+    # and what each stream adds to a step.
     token_s: float
     backlog_s: float
     step_s: float
+    stream_s: float
     # Another router may fill its opening; no request of this one goes there in this pass.
     is_withheld: bool = False
 
@@ -44,6 +58,23 @@ class FleetView:
     # How long an output of this model usually is.
     output_tokens: float
     replicas: list[ReplicaView]
+    # Of requests that wait in this router, asked before the one that is asked now, and that want
+    # the replica: how many they are, and what that adds to its cost. Seconds.
+    ahead: list[int] = field(init=False)
+    ahead_s: list[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.forget_queue()
+
+    def forget_queue(self) -> None:
+        """Nobody is ahead: a look at the queue begins."""
+        self.ahead, self.ahead_s = [0] * len(self.replicas), [0.0] * len(self.replicas)
+
+    def queue_up(self, outlook: Outlook) -> None:
+        """Let a waiting request be ahead of those that are asked later."""
+        if outlook.wanted >= 0:
+            self.ahead[outlook.wanted] += 1
+            self.ahead_s[outlook.wanted] += outlook.seconds
 
     def least_backlog_s(self) -> float:
         """Return the smallest backlog of those that may be picked; infinite if none may be."""

@@ -95,7 +95,9 @@ class Gatherer:
         view = standing.view
         if view is None or view.token_s != token_s or view.step_s != step_s:
             backlog_s = load.backlog_tokens * token_s
-            view = ReplicaView(replica, standing.filtered_by, load, token_s, backlog_s, step_s)
+            view = ReplicaView(
+                replica, standing.filtered_by, load, token_s, backlog_s, step_s, slope_s
+            )
             standing.view = view
         return view
 

@@ -67,13 +67,17 @@ class _Account:
             return Load(total.backlog_tokens, total.tokens, total.num_requests, total.tokens)
         backlog = report.queued_prefill_tokens
         tokens = report.queued_prefill_tokens + report.running_tokens
-        num_requests = report.num_waiting + report.num_running
+        num_told = num_requests = report.num_waiting + report.num_running
         kv_tokens = report.kv_used_tokens
         for guard in self.unreported:
             backlog += guard.backlog_tokens
             tokens += guard.tokens
             num_requests += 1
             kv_tokens += guard.backlog_tokens
+        if 0 < num_told <= total.num_requests:
+            # All its requests are known here. A worker learns what is cached of a prompt when it
+            # starts it, and counts the whole prompt till then.
+            backlog = min(backlog, total.backlog_tokens)
         num_requests = max(num_requests, total.num_requests)
         return Load(backlog, max(tokens, total.tokens), num_requests, kv_tokens)
 

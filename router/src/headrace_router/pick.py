@@ -136,7 +136,8 @@ class Pipeline:
 def _candidates(query: Query, view: FleetView, hits: Sequence[int]) -> list[Candidate]:
     output_tokens = view.expected_output_tokens(query.expected_output_tokens)
     has_excluded, candidates = bool(query.excluded), []
-    for one, hit_blocks in zip(view.replicas, hits, strict=True):
+    rows = zip(view.replicas, hits, view.ahead, view.ahead_s, strict=True)
+    for one, hit_blocks, ahead, ahead_s in rows:
         load, replica = one.load, one.replica
         uncached_tokens = query.prompt_tokens - query.cached_tokens(hit_blocks)
         # By position, in the order of the class: half the time.
@@ -154,6 +155,8 @@ def _candidates(query: Query, view: FleetView, hits: Sequence[int]) -> list[Cand
             load.kv_tokens,
             replica.report.kv_capacity_tokens,
             one.is_withheld,
+            ahead,
+            ahead_s,
         )
         candidates.append(candidate)
     return candidates

@@ -64,6 +64,9 @@ class HoldSection(_Section):
     ageing_ratio: float = Field(default=0.2, ge=0, le=100)
     slack_s: float = Field(default=0.1, ge=0, le=600)
     decode_weight: float = Field(default=0.5, ge=0, le=100)
+    queue_weight: float = Field(default=1.0, ge=0, le=100)
+    max_ratio: float = Field(default=2.0, ge=1, le=1000)
+    max_difference: int = Field(default=10, ge=1, le=100_000)
 
 
 class WeightedSection(_Section):

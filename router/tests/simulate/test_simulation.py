@@ -10,6 +10,7 @@ import pytest
 
 from headrace_router.policy_file import PolicyName
 from headrace_router.simulate.__main__ import main
+from headrace_router.simulate.cost_model import CostModel
 from headrace_router.simulate.results import plot, quantile, table
 from headrace_router.simulate.scenario import Scenario
 from headrace_router.simulate.simulation import simulate
@@ -88,6 +89,27 @@ def test_four_routers_do_about_as_well_as_one() -> None:
     assert several.slo_ratio > one.slo_ratio - 0.05
     assert several.ttft_mean_s < one.ttft_mean_s * 1.25
     assert apart.ttft_mean_s > one.ttft_mean_s * 1.5
+
+
+@pytest.mark.parametrize("spread_s", [0.02, 1.0])
+@pytest.mark.parametrize("stream_s", [0.002, 0.007])
+def test_forty_at_once_with_a_hot_prefix_use_both_workers(spread_s: float, stream_s: float) -> None:
+    """As on a CPU: prompts cost 2 ms a token, each stream some ms a step; one worker is warm."""
+    random, head, tokens = Random(1), tuple(range(28)), 460
+    costs = CostModel(0.012, stream_s / tokens, prefill_token_s=2e-3, attention_tokens=5000)
+    scenario = Scenario(
+        num_workers=2,
+        kv_tokens=30_000,
+        block_tokens=16,
+        chunk_tokens=256,
+        costs=costs,
+        warm_up_ratio=0,
+    )
+    times = sorted(10 + random.random() * spread_s for _ in range(40))
+    burst = [TraceRequest(f"r{idx}", at_s, tokens, 48, head) for idx, at_s in enumerate(times)]
+    run = simulate([TraceRequest("first", 0.0, tokens, 2, head), *burst], scenario, "hold")
+    workers = [one.worker for one in run.served[1:]]
+    assert max(map(workers.count, workers)) <= 0.75 * 40
 
 
 def test_a_request_that_never_fits_is_refused_at_once() -> None:

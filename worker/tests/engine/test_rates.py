@@ -52,3 +52,14 @@ def test_one_slow_step_is_no_slow_device() -> None:
     for _ in range(2):
         rates.add(256, 0, 1.0)
     assert rates.prefill_tokens_per_s == pytest.approx(256.0)
+
+
+def test_a_chunk_cut_short_for_streams_is_no_slow_device() -> None:
+    """Beside many streams a prompt gets a few tokens a step; told only while nothing else is."""
+    rates = StepRates()
+    rates.add(8, 20, 0.4, goes_on=True)
+    assert rates.prefill_tokens_per_s == pytest.approx(20.0)
+    rates.add(256, 0, 1.0)
+    for _ in range(5):
+        rates.add(8, 20, 0.4, goes_on=True)
+    assert rates.prefill_tokens_per_s == pytest.approx(256.0)

@@ -6,8 +6,13 @@ cost = backlog + (1 + own_weight) x own + decode_weight x decode, all predicted 
     own       prefill of this request's uncached tokens; weighted, since recomputing a prefix
               takes capacity from everybody, not only from this request; on a replica that runs
               little there is nobody to take it from, so the weight grows with its requests
-    decode    how long its output takes beside the streams that run there: what makes a hot
-              prefix get a second home while its first one is busy generating
+    decode    how long its output takes beside the streams that run there, those included that
+              wait in this router and want the same replica: what makes a hot prefix get a second
+              home while its first one is busy generating
+
+Predictions can be wrong by far, counts of requests cannot. So a replica that is crowded beside the
+least busy one (`max_ratio`, `max_difference`) gets no more, whatever is cached there; beside peers
+that are as busy nobody is crowded, so affinity is never switched off.
 
 While the cheapest replica has more backlog than `slack_s`, or no room for the prompt's KV, the
 request stays in the queue: later it costs less there, and recomputing elsewhere would cost the
@@ -22,7 +27,7 @@ from dataclasses import dataclass
 from random import Random
 
 from headrace_router.candidate import Candidate, Query
-from headrace_router.fleet_view import FleetView
+from headrace_router.fleet_view import FleetView, Outlook
 from headrace_router.picker import near_best, pick_one
 from headrace_router.policies.policy import NEAR_RATIO, NEAR_S
 
@@ -44,6 +49,12 @@ class HoldParameters:
     slack_s: float = 0.1
     # What a second of decode counts against a second of backlog.
     decode_weight: float = 0.5
+    # What a second of those counts that wait in the router before this one, for the same replica.
+    queue_weight: float = 1.0
+    # A replica with more requests, waiting ones included, than `max_ratio` times those of the least
+    # busy one and `max_difference` gets no more.
+    max_ratio: float = 2.0
+    max_difference: int = 10
 
 
 class HoldPolicy:
@@ -60,6 +71,8 @@ class HoldPolicy:
         self._own_weight = parameters.own_weight
         self._decode_weight = parameters.decode_weight
         self._ageing_ratio, self._slack_s = parameters.ageing_ratio, parameters.slack_s
+        self._queue_weight = parameters.queue_weight
+        self._max_ratio, self._max_difference = parameters.max_ratio, parameters.max_difference
         self._random = random
 
     def choose(self, query: Query, candidates: Sequence[Candidate]) -> Candidate | None:
@@ -68,10 +81,16 @@ class HoldPolicy:
             one.backlog_s
             + self._weight(one.num_requests) * one.own_s
             + self._decode_weight * one.decode_s
+            + self._queue_weight * one.ahead_s
             for one in candidates
         ]
         for one, cost in zip(candidates, costs, strict=True):
             one.total_score = -cost
+        counts = [one.num_requests + one.ahead for one in candidates]
+        limit = self._crowd(min(counts))
+        if max(counts) > limit:
+            level = [idx for idx, count in enumerate(counts) if count <= limit]
+            candidates, costs = [candidates[i] for i in level], [costs[i] for i in level]
         equals = near_best(candidates, costs, ratio=NEAR_RATIO, least=NEAR_S)
         open_ones = [
             one
@@ -87,27 +106,39 @@ class HoldPolicy:
             for one in view.replicas
         )
 
-    def must_wait(self, query: Query, view: FleetView, hits: Sequence[int]) -> bool:
+    def outlook(self, query: Query, view: FleetView, hits: Sequence[int]) -> Outlook:
         """The same costs as in `choose`, without room for KV and without explanations."""
-        if query.excluded:
-            return False
+        fit = [idx for idx, one in enumerate(view.replicas) if not one.filtered_by]
+        if query.excluded or not fit:
+            return Outlook(must_wait=False)
+        limit = self._crowd(min(view.replicas[i].load.num_requests + view.ahead[i] for i in fit))
         output_tokens = view.expected_output_tokens(query.expected_output_tokens)
         decode_weight = self._decode_weight * output_tokens
         least = least_open = float("inf")
-        for one, hit_blocks in zip(view.replicas, hits, strict=True):
-            if one.filtered_by:
+        wanted, seconds = -1, 0.0
+        for idx in fit:
+            one = view.replicas[idx]
+            num_requests = one.load.num_requests
+            if num_requests + view.ahead[idx] > limit:
                 continue
-            uncached_tokens = query.prompt_tokens - query.cached_tokens(hit_blocks)
+            own_s = (query.prompt_tokens - query.cached_tokens(hits[idx])) * one.token_s
             cost = (
                 one.backlog_s
-                + self._weight(one.load.num_requests) * uncached_tokens * one.token_s
+                + self._weight(num_requests) * own_s
                 + decode_weight * one.step_s
+                + self._queue_weight * view.ahead_s[idx]
             )
-            least = min(least, cost)
+            if cost < least:
+                least, wanted, seconds = cost, idx, decode_weight * one.stream_s
             if one.backlog_s <= self._slack_s and not one.is_withheld:
                 least_open = min(least_open, cost)
         # A little more than `near_best`, as sums round differently there.
-        return least < float("inf") and least_open > least + max(NEAR_RATIO * least, NEAR_S) + 1e-6
+        must_wait = least_open > least + max(NEAR_RATIO * least, NEAR_S) + 1e-6
+        return Outlook(must_wait, wanted, seconds)
+
+    def _crowd(self, least: int) -> float:
+        """Return the requests beyond which a replica is crowded, beside one with the *least*."""
+        return self._max_ratio * least + self._max_difference
 
     def _weight(self, num_requests: int) -> float:
         busy_ratio = min(num_requests / _BUSY_REQUESTS, 1.0)

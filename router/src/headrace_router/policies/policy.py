@@ -7,12 +7,13 @@ from random import Random
 from typing import Protocol
 
 from headrace_router.candidate import Candidate, Query
-from headrace_router.fleet_view import FleetView
+from headrace_router.fleet_view import FleetView, Outlook
 from headrace_router.picker import near_best, pick_one
 
 # Costs this close are equal: predictions are no better than that.
 NEAR_RATIO = 0.05
 NEAR_S = 0.005
+_ANY = Outlook(must_wait=False)
 
 
 class Policy(Protocol):
@@ -31,11 +32,8 @@ class Policy(Protocol):
         """
         ...
 
-    def must_wait(self, query: Query, view: FleetView, hits: Sequence[int]) -> bool:
-        """Tell cheaply whether `choose` would let this one wait.
-
-        False is always right.
-        """
+    def outlook(self, query: Query, view: FleetView, hits: Sequence[int]) -> Outlook:
+        """Tell cheaply whether `choose` would let this one wait, and for whom."""
         ...
 
     def urgency(self, chosen: Candidate, waited_s: float) -> float:
@@ -50,9 +48,9 @@ class FirstComeFirstServed:
         """Any: these policies never wait for a busy replica."""
         return True
 
-    def must_wait(self, query: Query, view: FleetView, hits: Sequence[int]) -> bool:
-        """Never."""
-        return False
+    def outlook(self, query: Query, view: FleetView, hits: Sequence[int]) -> Outlook:
+        """Nobody waits for anybody."""
+        return _ANY
 
     def urgency(self, chosen: Candidate, waited_s: float) -> float:
         """First come, first served."""

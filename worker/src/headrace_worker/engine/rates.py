@@ -17,7 +17,8 @@ class StepRates:
 
     Prefill is measured on steps with at least 64 prompt tokens, or with a prompt that goes on in
     the next one: the tail of a prompt whose head was cached takes as long as a decode step and
-    would make the device look ten times slower.
+    would make the device look ten times slower. So would a chunk that was cut short for the sake of
+    running streams: such steps count only while there are no others.
 
     A mixed step counts for both with its whole duration, so both figures say what a request can
     expect under the present mix, not what the device could do.
@@ -25,6 +26,7 @@ class StepRates:
 
     def __init__(self) -> None:
         self._prefill: deque[tuple[int, float]] = deque(maxlen=_NUM_STEPS)
+        self._cut_prefill: deque[tuple[int, float]] = deque(maxlen=_NUM_STEPS)
         self._decode: deque[tuple[int, float]] = deque(maxlen=_NUM_STEPS)
         self._pure_decode: deque[tuple[int, float]] = deque(maxlen=_NUM_PURE_STEPS)
 
@@ -32,8 +34,10 @@ class StepRates:
         self, prefill_tokens: int, decode_tokens: int, duration_s: float, *, goes_on: bool = False
     ) -> None:
         """Note one step; *goes_on* = some prompt is not at its end with it."""
-        if prefill_tokens >= _MIN_PREFILL_TOKENS or goes_on:
+        if prefill_tokens >= _MIN_PREFILL_TOKENS or (goes_on and not decode_tokens):
             self._prefill.append((prefill_tokens, duration_s))
+        elif goes_on:
+            self._cut_prefill.append((prefill_tokens, duration_s))
         if decode_tokens:
             self._decode.append((decode_tokens, duration_s))
             if not prefill_tokens:
@@ -45,7 +49,8 @@ class StepRates:
 
         A worker's first step is one: pages are touched for the first time.
         """
-        rates = [tokens / duration_s for tokens, duration_s in self._prefill if duration_s > 0]
+        steps = self._prefill or self._cut_prefill
+        rates = [tokens / duration_s for tokens, duration_s in steps if duration_s > 0]
         return median(rates) if rates else 0.0
 
     @property
