@@ -12,7 +12,7 @@ from headrace_common.errors import HeadraceError, NoReplica, QueueFull
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_contracts.router.v1.router_pb2 import PickProgress
 from headrace_router.candidate import BATCH, HIGH
-from headrace_router.desk import PickDesk
+from headrace_router.desk import PickDesk, Ticket
 from headrace_router.dispatcher import Dispatcher, PendingPick
 from headrace_router.metrics import RouterMetrics
 from headrace_router.policy_file import PolicyFile, PolicyName
@@ -206,6 +206,39 @@ async def test_the_queue_is_bounded(fleet, ask, make_dispatcher) -> None:
         await tickets[1].picked
     for ticket in tickets:
         ticket.close()
+
+
+def test_of_a_burst_the_short_ones_go_first(fleet, ask, make_dispatcher) -> None:
+    """Long work that finds an opening on a busy replica waits some milliseconds; short does not."""
+    key = fleet.add("w1")
+    fleet.loads.book(key, (), uncached_tokens=0, prompt_tokens=10, now_s=fleet.clock.now_s())
+    gone: list[int] = []
+    desk = make_dispatcher().desk
+
+    def submit(tokens: int) -> Ticket:
+        return desk.submit(ask(tokens), None, lambda _: gone.append(tokens))
+
+    tickets = [submit(8 * LONG), submit(LONG // 2), submit(2 * LONG), submit(LONG // 20)]
+    desk.release_all()
+    assert gone == [LONG // 20]
+    look_s = desk.next_look_s()
+    assert look_s is not None
+    assert 0 < look_s <= 0.005
+    tickets[3].progress(PickProgress(first_token=True, ttft_s=0.05))
+    fleet.clock.advance(look_s)
+    desk.release_all()
+    assert gone == [LONG // 20, LONG // 2]
+    assert desk.next_look_s() is None
+    for ticket in tickets:
+        ticket.close()
+
+
+def test_long_work_goes_at_once_where_nothing_runs(fleet, ask, make_dispatcher) -> None:
+    """There is nobody to wait for."""
+    fleet.add("w1")
+    ticket = make_dispatcher().desk.submit(ask(8 * LONG), None, lambda _: None)
+    assert ticket.guard is not None
+    ticket.close()
 
 
 async def test_a_new_prompt_follows_the_one_under_way(fleet, ask, dispatcher) -> None:

@@ -122,6 +122,8 @@ class PickDesk:
         self._listener: Callable[[], None] = lambda: None
         self._on_failed: Callable[[LoadGuard], None] = lambda _: None
         self._bids = unopposed(clock)
+        # Up to then some newcomer waits for others of the same moment.
+        self._gather_until_s = 0.0
         section = policy_file.fairness
         self.counters = VirtualCounters(section.output_weight, section.slack_tokens)
         self._file = policy_file
@@ -166,12 +168,14 @@ class PickDesk:
         try:
             view = self._pipeline.view(query.model, now_s)
             choice = self._choose(query, view)
-            if choice is not None and not self._must_bid(query, choice, max_wait_s):
-                self._book(ticket, choice, now_s)
+            if choice is None:
+                self._admit(query, view)
+                self._enqueue(ticket, max_wait_s, now_s, 0.0)
+            elif self._must_queue(query, choice, max_wait_s):
+                gather_s = choice.policy.gather_s(choice.chosen)
+                self._enqueue(ticket, max_wait_s, now_s, gather_s)
             else:
-                if choice is None:
-                    self._admit(query, view)
-                self._enqueue(ticket, max_wait_s, now_s)
+                self._book(ticket, choice, now_s)
         except HeadraceError as error:
             self._metrics.refusals.labels(error.reason).inc()
             raise
@@ -224,9 +228,12 @@ class PickDesk:
         deadlines = [queue.next_deadline_s() for queue in self._queues.values()]
         return min((one for one in deadlines if one is not None), default=None)
 
-    def next_bid_s(self) -> float | None:
-        """Return the time until a bid is decided; None = there is none."""
-        return self._bids.next_s()
+    def next_look_s(self) -> float | None:
+        """Return the time until a bid is decided or newcomers have gathered; None = neither."""
+        bid_s, gather_s = self._bids.next_s(), self._gather_until_s - self._clock.now_s()
+        if gather_s <= 0:
+            return bid_s
+        return gather_s if bid_s is None else min(gather_s, bid_s)
 
     def num_waiting(self) -> int:
         """Count the requests in all queues."""
@@ -256,11 +263,13 @@ class PickDesk:
             elif not failed:
                 return
 
-    def _must_bid(self, query: Query, choice: Choice, max_wait_s: float | None) -> bool:
+    def _must_queue(self, query: Query, choice: Choice, max_wait_s: float | None) -> bool:
         """Whether a newcomer queues although a replica is open; nobody waits for an idle one."""
         is_hasty = max_wait_s is not None and max_wait_s <= BID_TTL_S
         if is_hasty or not self._file.queue.max_waiting_per_model:
             return False
+        if choice.policy.gather_s(choice.chosen):
+            return True
         if query.model in self._queues:
             return self._bids.is_contested(is_queueing=True)
         return choice.chosen.num_requests > 0 and self._bids.is_contested(is_queueing=False)
@@ -278,6 +287,8 @@ class PickDesk:
             one.hits = self._pipeline.hits(one.query, view)
             one.hits_version, one.hits_at_s = view.version, view.now_s
         policy, _ = self._policies_of(one.query.model)
+        if view.now_s < one.gather_until_s:
+            return None
         outlook = policy.outlook(one.query, view, one.hits)
         choice = None
         try:
@@ -363,7 +374,9 @@ class PickDesk:
                 retry_after_s=min(max(predicted_s - limit_s, _MIN_RETRY_S), _MAX_RETRY_S),
             )
 
-    def _enqueue(self, ticket: Ticket, max_wait_s: float | None, now_s: float) -> None:
+    def _enqueue(
+        self, ticket: Ticket, max_wait_s: float | None, now_s: float, gather_s: float
+    ) -> None:
         section = self._file.queue
         wait_s = section.max_wait_s if max_wait_s is None else min(max_wait_s, section.max_wait_s)
 
@@ -378,6 +391,8 @@ class PickDesk:
         if queue is None:
             queue = self._queues[model] = ModelQueue(model, self.counters, section)
         waiting = Waiting(ticket.query, now_s, now_s + wait_s, on_leave)
+        if gather_s:
+            waiting.gather_until_s = self._gather_until_s = now_s + gather_s
         try:
             victim = queue.add(waiting, self._retry_after_s())
         finally:

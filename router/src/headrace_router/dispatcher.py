@@ -102,6 +102,6 @@ class Dispatcher:
         first = self.desk.next_deadline_s()
         if first is None:
             return None
-        bid_s = self.desk.next_bid_s()
-        wait_s = _IDLE_PASS_S if bid_s is None else max(bid_s - _MIN_PASS_S, 0.0)
+        look_s = self.desk.next_look_s()
+        wait_s = _IDLE_PASS_S if look_s is None else max(look_s - _MIN_PASS_S, 0.0)
         return min(first - self._clock.now_s(), wait_s)

@@ -67,6 +67,7 @@ class HoldSection(_Section):
     queue_weight: float = Field(default=1.0, ge=0, le=100)
     max_ratio: float = Field(default=2.0, ge=1, le=1000)
     max_difference: int = Field(default=10, ge=1, le=100_000)
+    gather_s: float = Field(default=0.005, ge=0, le=1)
 
 
 class WeightedSection(_Section):

@@ -41,6 +41,8 @@ class Waiting:
     hits: list[int] = field(default_factory=list)
     hits_version: int = -1
     hits_at_s: float = 0.0
+    # Monotonic time before which it does not go.
+    gather_until_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.priority = self.query.priority

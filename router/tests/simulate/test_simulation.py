@@ -81,14 +81,14 @@ def test_lost_events_are_read_again() -> None:
 
 def test_four_routers_do_about_as_well_as_one() -> None:
     """They bid for each opening; those that tell one another nothing herd."""
-    dense = [replace(one, at_s=one.at_s * 0.3) for one in conversations()]
+    dense = [replace(one, at_s=one.at_s * 0.25) for one in conversations(300)]
     one, several, apart = (
         simulate(dense, replace(SMALL, num_routers=number, share_bookings=shared), "hold").result
         for number, shared in ((1, True), (4, True), (4, False))
     )
     assert several.slo_ratio > one.slo_ratio - 0.05
     assert several.ttft_mean_s < one.ttft_mean_s * 1.25
-    assert apart.ttft_mean_s > one.ttft_mean_s * 1.5
+    assert apart.ttft_mean_s > one.ttft_mean_s * 1.25
 
 
 @pytest.mark.parametrize("spread_s", [0.02, 1.0])

@@ -17,7 +17,9 @@ that are as busy nobody is crowded, so affinity is never switched off.
 While the cheapest replica has more backlog than `slack_s`, or no room for the prompt's KV, the
 request stays in the queue: later it costs less there, and recomputing elsewhere would cost the
 fleet. Of those that may go the smallest own - ageing_ratio x waited goes first. Late binding and
-that order each help, together most (docs/routing-simulation.md).
+that order each help, together most (docs/routing-simulation.md). A newcomer that finds an opening
+takes it at once, unless its work is long and the replica busy: then it waits for `gather_s`, in
+which shorter work of the same burst goes first.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ from headrace_router.policies.policy import NEAR_RATIO, NEAR_S
 _BUSY_REQUESTS = 4
 # An idle replica counts for so busy, or a burst of equal new prompts would scatter over the fleet.
 _IDLE_RATIO = 0.25
+# Work is long that takes so many times the gathering.
+_GATHER_RATIO = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ class HoldParameters:
     # busy one and `max_difference` gets no more.
     max_ratio: float = 2.0
     max_difference: int = 10
+    # How long a newcomer with long work waits on a busy fleet for shorter work. Seconds.
+    gather_s: float = 0.005
 
 
 class HoldPolicy:
@@ -71,7 +77,7 @@ class HoldPolicy:
         self._own_weight = parameters.own_weight
         self._decode_weight = parameters.decode_weight
         self._ageing_ratio, self._slack_s = parameters.ageing_ratio, parameters.slack_s
-        self._queue_weight = parameters.queue_weight
+        self._queue_weight, self._gather_s = parameters.queue_weight, parameters.gather_s
         self._max_ratio, self._max_difference = parameters.max_ratio, parameters.max_difference
         self._random = random
 
@@ -143,6 +149,11 @@ class HoldPolicy:
     def _weight(self, num_requests: int) -> float:
         busy_ratio = min(num_requests / _BUSY_REQUESTS, 1.0)
         return 1 + self._own_weight * max(busy_ratio, _IDLE_RATIO)
+
+    def gather_s(self, chosen: Candidate) -> float:
+        """Long work on a busy replica: some milliseconds, in which shorter work may arrive."""
+        is_long = chosen.own_s >= _GATHER_RATIO * self._gather_s
+        return self._gather_s if is_long and chosen.num_requests else 0.0
 
     def urgency(self, chosen: Candidate, waited_s: float) -> float:
         """Shortest own work first, with age."""

@@ -36,6 +36,10 @@ class Policy(Protocol):
         """Tell cheaply whether `choose` would let this one wait, and for whom."""
         ...
 
+    def gather_s(self, chosen: Candidate) -> float:
+        """Tell how long a newcomer that may go waits for more urgent ones of the same moment."""
+        ...
+
     def urgency(self, chosen: Candidate, waited_s: float) -> float:
         """Order requests that may go now: the lowest goes first."""
         ...
@@ -51,6 +55,10 @@ class FirstComeFirstServed:
     def outlook(self, query: Query, view: FleetView, hits: Sequence[int]) -> Outlook:
         """Nobody waits for anybody."""
         return _ANY
+
+    def gather_s(self, chosen: Candidate) -> float:
+        """Not at all: whoever came first goes first."""
+        return 0.0
 
     def urgency(self, chosen: Candidate, waited_s: float) -> float:
         """First come, first served."""

@@ -117,6 +117,6 @@ class SimulatedRouter:
     def _pass(self) -> None:
         self._is_pass_due, self._last_pass_s = False, self._events.now_s()
         self.desk.release_all()
-        wait_s = self.desk.next_bid_s()
+        wait_s = self.desk.next_look_s()
         if wait_s is not None:
             self._events.after(wait_s, self._plan_pass)
