@@ -15,9 +15,10 @@ from headrace_cache_index.events import Change, Replacement
 from headrace_cache_index.memory import MemoryIndex
 from headrace_cache_index.store import Publisher, Store, StoreLimits
 from headrace_common.clock import SystemClock
-from headrace_common.kv_index import TIERS, IndexKeys, ReplicaKey
+from headrace_common.kv_index import DELTA_FIELD, TIERS, IndexKeys, ReplicaKey
 from headrace_common.lifecycle import cancel_and_wait, supervise
 from headrace_common.redis_client import background_client
+from headrace_contracts.cache_index.v1.cache_index_pb2 import IndexDelta
 from headrace_router.index_feed import IndexFeed
 from headrace_router.metrics import RouterMetrics
 from headrace_router.mirror import PrefixMirror
@@ -126,6 +127,25 @@ async def test_a_lost_change_is_found(store: Store, redis: Redis, own_redis) -> 
     await following.feed._read_changes()
     assert following.mirror.depths([1, 2, 3]) == {A.replica: 3}
     assert following.rescans("gap") == 1
+
+
+async def test_what_cannot_be_read_is_passed_over(
+    store: Store, redis: Redis, following: Following
+) -> None:
+    """Garbage in the stream or the registry stops nobody; whose change it was is read anew."""
+    await store.register(A)
+    await store.apply(A, [add(1, 1)])
+    await eventually(lambda: following.mirror.depths([1]) == {A.replica: 1})
+    ref = A.replica.to_ref()
+    half = IndexDelta(replica=ref, seq=2, model="m", tier=TIERS[0], added=b"123")
+    strange = IndexDelta(replica=ref, seq=3, model="m", tier=77, added=b"12345678")  # type: ignore[arg-type]  # on purpose
+    for garbage in (b"\xff\xff\xff", half.SerializeToString(), strange.SerializeToString()):
+        await redis.xadd(KEYS.deltas, {DELTA_FIELD: garbage})
+    await redis.xadd(KEYS.deltas, {"other": b"x"})
+    await redis.hset(KEYS.registry, "stranger", "\udcff".encode(errors="surrogateescape"))
+    await store.apply(A, [add(2, 2)])
+    await eventually(lambda: following.mirror.depths([1, 2]) == {A.replica: 2})
+    assert following.rescans("malformed") >= 1
 
 
 async def test_silent_drift_is_found(store: Store, redis: Redis, following) -> None:

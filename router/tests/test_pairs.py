@@ -74,12 +74,14 @@ def test_only_replicas_with_the_same_model_and_a_clean_bill_pair(pool, ask) -> N
 
 
 def desk(fleet) -> PickDesk:
+    file = load_policy_file(None)
+    at_once = file.hold.model_copy(update={"gather_s": 0.0})
     return PickDesk(
         fleet.pipeline,
         fleet.loads,
         fleet.predictor,
         fleet.decode,
-        load_policy_file(None),
+        file.model_copy(update={"hold": at_once}),
         fleet.clock,
         Random(1),
         RouterMetrics(CollectorRegistry()),

@@ -21,6 +21,9 @@ from headrace_router.load_guard import Load, LoadBook
 from headrace_router.prediction import PrefillPredictor
 from headrace_router.replicas import Replica, ReplicaTable
 
+# A replica that reports works; beyond so long without a report nothing is presumed.
+_MAX_PROJECTED_S = 0.5
+
 
 @dataclass(slots=True)
 class _Standing:
@@ -93,8 +96,15 @@ class Gatherer:
         base_s, slope_s = self._decode.step(replica.key, usual_step)
         step_s = base_s + slope_s * (load.num_requests + 1)
         view = standing.view
-        if view is None or view.token_s != token_s or view.step_s != step_s:
-            backlog_s = load.backlog_tokens * token_s
+        backlog_s = load.backlog_tokens * token_s
+        if backlog_s:
+            backlog_s = max(0.0, backlog_s - _done_since_s(replica, token_s, now_s))
+        if (
+            view is None
+            or view.token_s != token_s
+            or view.step_s != step_s
+            or view.backlog_s != backlog_s
+        ):
             view = ReplicaView(
                 replica, standing.filtered_by, load, token_s, backlog_s, step_s, slope_s
             )
@@ -127,6 +137,12 @@ class Gatherer:
             self._tidied_version = self._table.version
             known = {replica.key for replica in self._table.all()}
             self._standings = {key: one for key, one in self._standings.items() if key in known}
+
+
+def _done_since_s(replica: Replica, token_s: float, now_s: float) -> float:
+    """Say how much of what a replica reported as queued it has computed since. Seconds."""
+    queued_s = replica.report.queued_prefill_tokens * token_s
+    return min(queued_s, max(replica.report_age_s(now_s), 0.0), _MAX_PROJECTED_S)
 
 
 def _unless_broken(one: ReplicaView, broken: frozenset[ReplicaKey]) -> ReplicaView:

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any, Final, cast
 
+from google.protobuf.message import DecodeError
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
@@ -141,13 +142,29 @@ class IndexFeed:
         raise_if_cancelled()
         rows = _rows(answer)
         for stream_id, fields in rows:
-            delta = IndexDelta.FromString(fields[DELTA_FIELD])
-            if not self._mirror.apply(delta):
-                reason = "reset" if delta.reset else "gap"
-                await self._rescan_by_key(ReplicaKey.of(delta.replica), reason)
+            await self._take(fields.get(DELTA_FIELD, b""))
             self._position = _parse(stream_id)
-            await self._take_turns(len(delta.added) + len(delta.removed))
         return len(rows) < _READ_COUNT
+
+    async def _take(self, encoded: bytes) -> None:
+        """Apply one change. One that cannot be read is passed over: a gap tells of it later."""
+        try:
+            delta = IndexDelta.FromString(encoded)
+        except DecodeError as error:
+            self._pass_over(error)
+            return
+        try:
+            reason = "" if self._mirror.apply(delta) else "reset" if delta.reset else "gap"
+        except (ValueError, LookupError) as error:
+            self._pass_over(error)
+            reason = "malformed"
+        if reason:
+            await self._rescan_by_key(ReplicaKey.of(delta.replica), reason)
+        await self._take_turns(len(delta.added) + len(delta.removed))
+
+    def _pass_over(self, error: Exception) -> None:
+        _log.warning("a change of the index cannot be read: %s", error)
+        self._metrics.index_failures.inc()
 
     async def _audit(self) -> None:
         """Find what the stream did not tell: data lost in Redis, trimmed changes, drift."""
@@ -238,8 +255,14 @@ class IndexFeed:
 
 
 def _parse_registry(rows: Any) -> dict[ReplicaKey, RegistryEntry]:  # Any: redis-py's answer
-    entries = {worker.decode(): RegistryEntry.decode(text) for worker, text in rows.items()}
-    return {ReplicaKey(worker, one.incarnation): one for worker, one in entries.items()}
+    found = {}
+    for worker, text in rows.items():
+        try:
+            entry = RegistryEntry.decode(text)
+            found[ReplicaKey(worker.decode(), entry.incarnation)] = entry
+        except ValueError as error:
+            _log.warning("an entry of the registry cannot be read: %s", error)
+    return found
 
 
 def _rows(answer: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:  # Any: redis-py's answer
