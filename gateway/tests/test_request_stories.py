@@ -11,7 +11,9 @@ async def test_a_requests_story(fleet: GatewayFleet) -> None:
     fleet.worker.script = saying("Hello")
     other, _ = fleet.new_key(tenant_id="rival")
     async with fleet.http() as client, fleet.http(other) as rival:
-        answer = await client.post("/v1/chat/completions", json=chat_body())
+        answer = await client.post(
+            "/v1/chat/completions", json=chat_body(user="u1", metadata={"job": "7"})
+        )
         request_id = answer.headers["x-request-id"]
         assert answer.headers["x-headrace-queue-ms"] == "0"
         story = (await client.get(f"/v1/requests/{request_id}")).json()
@@ -26,6 +28,7 @@ async def test_a_requests_story(fleet: GatewayFleet) -> None:
     assert {"guard", "tokenise", "admit"} <= set(story["timing"]["stages_s"])
     assert story["timing"]["duration_s"] > 0
     assert story["routing"]["replica"] == "w0"
+    assert story["labels"] == {"user": "u1", "metadata": {"job": "7"}}
     assert story["guard"] == {"input": "passed", "output": "passed"}
     await fleet.restart_gateway()
     async with fleet.http() as client, fleet.http(other) as rival:

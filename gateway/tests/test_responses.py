@@ -188,6 +188,10 @@ async def test_items_become_messages(fleet: GatewayFleet) -> None:
         ({"include": ["file_search_call.results"]}, "include[0]"),
         ({"background": True, "store": False}, "store"),
         ({"truncation": "auto"}, "truncation"),
+        (
+            {"tools": [{"type": "function", "name": "f", "output_schema": {"type": "object"}}]},
+            "tools[0].output_schema",
+        ),
         ({"max_output_tokens": 10_000_000}, "max_output_tokens"),
         ({"model": "nope"}, "model"),
     ],

@@ -189,6 +189,8 @@ class ApiRequest:
     service_tier: ServiceTier = ServiceTier.DEFAULT
     # Given to the chat template beside the conversation. Any: JSON values.
     template_args: dict[str, Any] = field(default_factory=dict)
+    # What the client calls it by (user, metadata), for its story; no model sees that.
+    labels: dict[str, Any] = field(default_factory=dict)
     # A feature that is not offered yet, told only after the guard has seen the input.
     unsupported: InvalidRequest | None = None
 

@@ -29,7 +29,7 @@ from headrace_gateway.json_body import decode
 from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.openai_bodies import Positive, Text
 from headrace_gateway.openai_dialect import OpenAiErrors
-from headrace_gateway.openai_schema import read_prompts
+from headrace_gateway.openai_schema import labels_of, read_prompts
 from headrace_gateway.visit import Caller, Exchange, Reading, Visit
 
 MAX_INPUTS = 2048
@@ -73,6 +73,7 @@ class EmbeddingsDialect(OpenAiErrors):
             limits=Limits(max_tokens=1),
             streaming=StreamOptions(),
             prompts=inputs,
+            labels=labels_of(asked.user),
         )
         for idx, text in enumerate(inputs):
             if isinstance(text, str):

@@ -156,7 +156,18 @@ def _common(asked: CommonBody, endpoint: Endpoint, max_tokens: int | None) -> Ap
         session_id=asked.prompt_cache_key or "",
         shown=Shown(tier=None if asked.service_tier is None else tier),
         service_tier=tier,
+        labels=labels_of(asked.user, asked.safety_identifier, asked.metadata),
     )
+
+
+def labels_of(
+    user: str | None, safety_identifier: str | None = None, metadata: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Return what the client calls a request by, as its story tells it."""
+    if user is None and safety_identifier is None and not metadata:
+        return {}
+    given = {"user": user, "safety_identifier": safety_identifier, "metadata": metadata}
+    return {name: value for name, value in given.items() if value}
 
 
 def _sampling(asked: CommonBody) -> Sampling:

@@ -99,6 +99,7 @@ def story_of(visit: Visit, event: usage_pb2.UsageEvent) -> Json:
                 "preemptions": timings.num_preemptions,
             },
         },
+        "labels": visit.request.labels,
         "route": None if visit.choice is None else visit.choice.story(),
         "guard": {
             "input": "passed",

@@ -240,6 +240,7 @@ def _add_sampling(body: ChatBody, asked: MessagesBody) -> None:
     body.max_tokens = asked.max_tokens
     body.stop = asked.stop_sequences
     body.stream = asked.stream
+    body.user = asked.metadata.user_id if asked.metadata is not None else None
     body.temperature, body.top_p, body.top_k = asked.temperature, asked.top_p, asked.top_k
 
 

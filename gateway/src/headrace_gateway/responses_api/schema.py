@@ -225,6 +225,8 @@ def _tools(asked: ResponsesBody) -> list[FunctionTool]:
             raise _not_supported(f"{path}.defer_loading")
         if tool.allowed_callers not in (None, ["direct"]):
             raise _not_supported(f"{path}.allowed_callers")
+        if tool.output_schema is not None:
+            raise _not_supported(f"{path}.output_schema")
         tools.append(tool)
     return tools
 
@@ -239,6 +241,9 @@ def _chat_body(asked: Asked, chat: _Chat) -> chat_bodies.ChatBody:
         top_p=body.top_p,
         stream=body.stream,
         prompt_cache_key=body.prompt_cache_key,
+        user=body.user,
+        safety_identifier=body.safety_identifier,
+        metadata=body.metadata,
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(body),
         tool_choice=_choice(body),

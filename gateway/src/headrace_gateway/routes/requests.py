@@ -19,6 +19,9 @@ from headrace_gateway.auth import KeyAuth
 from headrace_gateway.state.store import Owner
 from headrace_gateway.stories import Stories, event_story
 
+# What the books don't know.
+_UNBOOKED = ("timing", "labels", "route", "guard")
+
 
 class Books(Protocol):
     """What billing offers here."""
@@ -55,7 +58,7 @@ def requests_router(
         if told is None and record is None:
             raise NotFound(f"Request {request_id[:100]!r} not found.", param="request_id")
         if told is None and record is not None:
-            told = {**event_story(record.event), "timing": None, "route": None, "guard": None}
+            told = {**event_story(record.event), **dict.fromkeys(_UNBOOKED)}
         routing = await _routing(decisions, request_id)
         return {**(told or {}), "routing": routing, "cost": _cost(record)}
 
