@@ -213,3 +213,13 @@ class ApiRequest:
                 raise InvalidRequest("This part must be redacted and cannot be.", param=path)
             container, key = slot
             container[key] = text
+
+
+def labels_of(
+    user: str | None, safety_identifier: str | None = None, metadata: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Return what the client calls a request by, as its story tells it."""
+    if user is None and safety_identifier is None and not metadata:
+        return {}
+    given = {"user": user, "safety_identifier": safety_identifier, "metadata": metadata}
+    return {name: value for name, value in given.items() if value}

@@ -23,13 +23,13 @@ from headrace_contracts.worker.v1.worker_pb2 import (
     TokenSequence,
 )
 from headrace_gateway.answer import VectorSink
-from headrace_gateway.api_request import ApiRequest, Endpoint, Limits, StreamOptions
+from headrace_gateway.api_request import ApiRequest, Endpoint, Limits, StreamOptions, labels_of
 from headrace_gateway.generation import Job
 from headrace_gateway.json_body import decode
 from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.openai_bodies import Positive, Text
 from headrace_gateway.openai_dialect import OpenAiErrors
-from headrace_gateway.openai_schema import labels_of, read_prompts
+from headrace_gateway.openai_schema import read_prompts
 from headrace_gateway.visit import Caller, Exchange, Reading, Visit
 
 MAX_INPUTS = 2048

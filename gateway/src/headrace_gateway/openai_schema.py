@@ -24,6 +24,7 @@ from headrace_gateway.api_request import (
     ServiceTier,
     Shown,
     StreamOptions,
+    labels_of,
 )
 from headrace_gateway.json_body import check_depth, decode
 from headrace_gateway.openai_bodies import (
@@ -158,16 +159,6 @@ def _common(asked: CommonBody, endpoint: Endpoint, max_tokens: int | None) -> Ap
         service_tier=tier,
         labels=labels_of(asked.user, asked.safety_identifier, asked.metadata),
     )
-
-
-def labels_of(
-    user: str | None, safety_identifier: str | None = None, metadata: dict[str, str] | None = None
-) -> dict[str, Any]:
-    """Return what the client calls a request by, as its story tells it."""
-    if user is None and safety_identifier is None and not metadata:
-        return {}
-    given = {"user": user, "safety_identifier": safety_identifier, "metadata": metadata}
-    return {name: value for name, value in given.items() if value}
 
 
 def _sampling(asked: CommonBody) -> Sampling:
