@@ -168,6 +168,10 @@ async def _restart(redis: Redis, url: str, num_blocks: int) -> None:
         await router.until(router.is_warm)
         calm = [await router.pick() for _ in range(300)]
         router.kill()
+        # Killed again while it reads: nothing of that may be left.
+        await router.start()
+        await router.until(router.can_pick)
+        router.kill()
         await router.start()
         started = time.perf_counter()
         first = await router.until(router.can_pick)

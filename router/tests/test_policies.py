@@ -139,6 +139,22 @@ def test_hold_lets_no_replica_be_crowded_beside_an_idle_one(ask) -> None:
     assert policy.choose(ask(), [holder, idle]) is idle
 
 
+def test_hold_waits_for_nobody_who_is_busy_for_long_though_others_are_crowded(ask) -> None:
+    """A replica with few but huge requests must not keep the fleet from the others."""
+    crowded, huge = one("crowded", own_s=1.0, num_requests=40), one("huge", own_s=0.1)
+    assert hold().choose(ask(), [crowded, huge]) is huge
+    huge.backlog_s = 6.0
+    assert hold().choose(ask(), [crowded, huge]) is crowded
+    huge.backlog_s, huge.ahead_own_s = 3.0, 1.0
+    assert hold().choose(ask(), [crowded, huge]) is None
+    huge.ahead_own_s = 2.1
+    assert hold().choose(ask(), [crowded, huge]) is crowded
+    huge.backlog_s = huge.ahead_own_s = 0.0
+    huge.num_requests, huge.kv_tokens, huge.kv_capacity_tokens = 2, 900, 900
+    huge.uncached_tokens, crowded.own_s = 100, 0.01
+    assert hold().choose(ask(), [crowded, huge]) is crowded
+
+
 def test_hold_counts_those_who_wait_for_the_same_replica(ask) -> None:
     """They will be running there when this one is; asked in turn, they divide over the fleet."""
     policy, query = hold(), ask(100, chain=tuple(range(6)), expected_output_tokens=50)
@@ -180,11 +196,11 @@ def test_hold_says_when_no_scan_is_needed() -> None:
 @given(
     fleet=st.lists(
         st.tuples(
-            st.floats(0, 1),
+            st.floats(0, 8),
             st.integers(0, 60),
             st.floats(0.0001, 0.002),
             st.floats(0, 0.1),
-            st.integers(0, 20),
+            st.integers(0, 40),
         ),
         min_size=1,
         max_size=6,
@@ -205,6 +221,7 @@ def test_the_cheap_look_never_holds_what_could_go(ask, fleet) -> None:
         replica.token_s, replica.step_s = token_s, step_s
         seen.ahead[idx] = candidate.ahead = ahead
         seen.ahead_s[idx] = candidate.ahead_s = ahead * step_s
+        seen.ahead_own_s[idx] = candidate.ahead_own_s = ahead * 100 * token_s
     waits = policy.choose(query, candidates) is None
     assert waits or not policy.outlook(query, seen, hits).must_wait
 

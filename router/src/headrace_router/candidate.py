@@ -58,9 +58,11 @@ class Candidate:
     kv_capacity_tokens: int = 0
     # Another router may fill its opening: requests that would go there wait.
     is_withheld: bool = False
-    # Requests that wait in this router before this one and want this replica; what they cost it.
+    # Requests that wait in this router before this one and want this replica; what they cost it,
+    # and their own prefill.
     ahead: int = 0
     ahead_s: float = 0.0
+    ahead_own_s: float = 0.0
     # For explanations.
     scores: dict[str, float] = field(default_factory=dict)
     total_score: float = 0.0

@@ -23,8 +23,9 @@ class Outlook(NamedTuple):
     must_wait: bool
     # The replica it wants, by its place in the view; -1 = it does not matter.
     wanted: int = -1
-    # What it costs those behind it who want the same replica.
+    # What it costs those behind it who want the same replica, and its own prefill there.
     seconds: float = 0.0
+    own_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -44,6 +45,13 @@ class ReplicaView:
     # Another router may fill its opening; no request of this one goes there in this pass.
     is_withheld: bool = False
 
+    def has_kv_room(self, uncached_tokens: int) -> bool:
+        """As `Candidate.has_kv_room`, for a prompt with so much to compute."""
+        capacity_tokens, load = self.replica.report.kv_capacity_tokens, self.load
+        if not capacity_tokens or not load.num_requests:
+            return True
+        return load.kv_tokens + uncached_tokens <= capacity_tokens
+
 
 @dataclass(slots=True)
 class FleetView:
@@ -59,22 +67,25 @@ class FleetView:
     output_tokens: float
     replicas: list[ReplicaView]
     # Of requests that wait in this router, asked before the one that is asked now, and that want
-    # the replica: how many they are, and what that adds to its cost. Seconds.
+    # the replica: how many they are, what that adds to its cost, and their prefill. Seconds.
     ahead: list[int] = field(init=False)
     ahead_s: list[float] = field(init=False)
+    ahead_own_s: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
         self.forget_queue()
 
     def forget_queue(self) -> None:
         """Nobody is ahead: a look at the queue begins."""
-        self.ahead, self.ahead_s = [0] * len(self.replicas), [0.0] * len(self.replicas)
+        count = len(self.replicas)
+        self.ahead, self.ahead_s, self.ahead_own_s = [0] * count, [0.0] * count, [0.0] * count
 
     def queue_up(self, outlook: Outlook) -> None:
         """Let a waiting request be ahead of those that are asked later."""
         if outlook.wanted >= 0:
             self.ahead[outlook.wanted] += 1
             self.ahead_s[outlook.wanted] += outlook.seconds
+            self.ahead_own_s[outlook.wanted] += outlook.own_s
 
     def least_backlog_s(self) -> float:
         """Return the smallest backlog of those that may be picked; infinite if none may be."""

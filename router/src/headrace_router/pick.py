@@ -136,8 +136,9 @@ class Pipeline:
 def _candidates(query: Query, view: FleetView, hits: Sequence[int]) -> list[Candidate]:
     output_tokens = view.expected_output_tokens(query.expected_output_tokens)
     has_excluded, candidates = bool(query.excluded), []
-    rows = zip(view.replicas, hits, view.ahead, view.ahead_s, strict=True)
-    for one, hit_blocks, ahead, ahead_s in rows:
+    queued = (view.ahead, view.ahead_s, view.ahead_own_s)
+    rows = zip(view.replicas, hits, *queued, strict=True)
+    for one, hit_blocks, ahead, ahead_s, ahead_own_s in rows:
         load, replica = one.load, one.replica
         uncached_tokens = query.prompt_tokens - query.cached_tokens(hit_blocks)
         # By position, in the order of the class: half the time.
@@ -157,6 +158,7 @@ def _candidates(query: Query, view: FleetView, hits: Sequence[int]) -> list[Cand
             one.is_withheld,
             ahead,
             ahead_s,
+            ahead_own_s,
         )
         candidates.append(candidate)
     return candidates

@@ -81,14 +81,20 @@ def test_lost_events_are_read_again() -> None:
 
 def test_four_routers_do_about_as_well_as_one() -> None:
     """They bid for each opening; those that tell one another nothing herd."""
-    dense = [replace(one, at_s=one.at_s * 0.25) for one in conversations(300)]
+    traces = [
+        [replace(one, at_s=one.at_s * 0.4) for one in conversations(seed=seed)] for seed in (1, 2)
+    ]
     one, several, apart = (
-        simulate(dense, replace(SMALL, num_routers=number, share_bookings=shared), "hold").result
+        sum(
+            simulate(
+                dense, replace(SMALL, num_routers=number, share_bookings=shared), "hold"
+            ).result.ttft_mean_s
+            for dense in traces
+        )
         for number, shared in ((1, True), (4, True), (4, False))
     )
-    assert several.slo_ratio > one.slo_ratio - 0.05
-    assert several.ttft_mean_s < one.ttft_mean_s * 1.25
-    assert apart.ttft_mean_s > one.ttft_mean_s * 1.25
+    assert several < one * 1.25
+    assert apart > one * 1.25
 
 
 @pytest.mark.parametrize("spread_s", [0.02, 1.0])

@@ -11,8 +11,9 @@ cost = backlog + (1 + own_weight) x own + decode_weight x decode, all predicted 
               home while its first one is busy generating
 
 Predictions can be wrong by far, counts of requests cannot. So a replica that is crowded beside the
-least busy one (`max_ratio`, `max_difference`) gets no more, whatever is cached there; beside peers
-that are as busy nobody is crowded, so affinity is never switched off.
+least busy one (`max_ratio`, `max_difference`) gets no more, whatever is cached there, unless that
+one has much to do or no room; beside peers that are as busy nobody is crowded, so affinity is never
+switched off.
 
 While the cheapest replica has more backlog than `slack_s`, or no room for the prompt's KV, the
 request stays in the queue: later it costs less there, and recomputing elsewhere would cost the
@@ -37,6 +38,8 @@ from headrace_router.policies.policy import NEAR_RATIO, NEAR_S
 _BUSY_REQUESTS = 4
 # An idle replica counts for so busy, or a burst of equal new prompts would scatter over the fleet.
 _IDLE_RATIO = 0.25
+# Nobody waits for a replica beside crowded ones that has more prefill than this before it. Seconds.
+_NEAR_OPEN_S = 5.0
 # Work is long that takes so many times the gathering.
 _GATHER_RATIO = 20.0
 
@@ -95,7 +98,13 @@ class HoldPolicy:
         counts = [one.num_requests + one.ahead for one in candidates]
         limit = self._crowd(min(counts))
         if max(counts) > limit:
-            level = [idx for idx, count in enumerate(counts) if count <= limit]
+            level = [
+                idx
+                for idx, one in enumerate(candidates)
+                if counts[idx] <= limit
+                and one.backlog_s + one.ahead_own_s <= _NEAR_OPEN_S
+                and one.has_kv_room()
+            ] or range(len(candidates))
             candidates, costs = [candidates[i] for i in level], [costs[i] for i in level]
         equals = near_best(candidates, costs, ratio=NEAR_RATIO, least=NEAR_S)
         open_ones = [
@@ -117,17 +126,16 @@ class HoldPolicy:
         fit = [idx for idx, one in enumerate(view.replicas) if not one.filtered_by]
         if query.excluded or not fit:
             return Outlook(must_wait=False)
-        limit = self._crowd(min(view.replicas[i].load.num_requests + view.ahead[i] for i in fit))
+        uncached = [query.prompt_tokens - query.cached_tokens(one) for one in hits]
+        fit = self._level(view, fit, uncached)
         output_tokens = view.expected_output_tokens(query.expected_output_tokens)
         decode_weight = self._decode_weight * output_tokens
         least = least_open = float("inf")
-        wanted, seconds = -1, 0.0
+        wanted, seconds, wanted_own_s = -1, 0.0, 0.0
         for idx in fit:
             one = view.replicas[idx]
             num_requests = one.load.num_requests
-            if num_requests + view.ahead[idx] > limit:
-                continue
-            own_s = (query.prompt_tokens - query.cached_tokens(hits[idx])) * one.token_s
+            own_s = uncached[idx] * one.token_s
             cost = (
                 one.backlog_s
                 + self._weight(num_requests) * own_s
@@ -135,12 +143,27 @@ class HoldPolicy:
                 + self._queue_weight * view.ahead_s[idx]
             )
             if cost < least:
-                least, wanted, seconds = cost, idx, decode_weight * one.stream_s
+                least, wanted = cost, idx
+                seconds, wanted_own_s = decode_weight * one.stream_s, own_s
             if one.backlog_s <= self._slack_s and not one.is_withheld:
                 least_open = min(least_open, cost)
         # A little more than `near_best`, as sums round differently there.
         must_wait = least_open > least + max(NEAR_RATIO * least, NEAR_S) + 1e-6
-        return Outlook(must_wait, wanted, seconds)
+        return Outlook(must_wait, wanted, seconds, wanted_own_s)
+
+    def _level(self, view: FleetView, fit: list[int], uncached: Sequence[int]) -> list[int]:
+        """Drop replicas that are crowded beside one that is open soon, by places in the view."""
+        counts = [view.replicas[i].load.num_requests + view.ahead[i] for i in fit]
+        limit = self._crowd(min(counts))
+        if max(counts) <= limit:
+            return fit
+        return [
+            idx
+            for idx, count in zip(fit, counts, strict=True)
+            if count <= limit
+            and view.replicas[idx].backlog_s + view.ahead_own_s[idx] <= _NEAR_OPEN_S
+            and view.replicas[idx].has_kv_room(uncached[idx])
+        ] or fit
 
     def _crowd(self, least: int) -> float:
         """Return the requests beyond which a replica is crowded, beside one with the *least*."""
