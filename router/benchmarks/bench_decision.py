@@ -74,7 +74,9 @@ class Router:
             self.table, self.prefixes, self.loads, self.predictor, self.predictor_of_decode
         )
         file = load_policy_file(None)
-        file = file.model_copy(update={"hold": file.hold.model_copy(update={"slack_s": 1e9})})
+        file = file.model_copy(
+            update={"hold": file.hold.model_copy(update={"slack_s": 1e9, "gather_s": 0.0})}
+        )
         self.desk = PickDesk(
             self.pipeline,
             self.loads,
