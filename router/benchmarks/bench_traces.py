@@ -3,9 +3,9 @@
 ``python router/benchmarks/bench_traces.py TRACES [--keep FOLDER] [--part table|routers|loss]`` runs
 `headrace simulate` with the packaged policy file, 8 workers of 410,000 KV tokens, over each trace
 in the folder TRACES, and prints the tables of docs/routing-simulation.md and whether the goals are
-met. It takes more than half an hour of CPU time. ``--keep`` stores what each simulation said and
-does not repeat it. Each trace runs at x1.3 of its recorded load, and where that leaves workers idle
-also at a load that fills them.
+met. It takes some forty minutes of CPU time, which ``--jobs N`` shares out. ``--keep`` stores what
+each simulation said and does not repeat it. Each trace runs at x1.3 of its recorded load, and where
+that leaves workers idle also at a load that fills them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,13 +62,27 @@ class Simulations:
 
     Args:
         folder: where results are kept; None = nowhere.
+        num_jobs: how many run at a time.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, num_jobs: int = 1) -> None:
         self._folder = folder
+        self._pool = ThreadPoolExecutor(num_jobs)
+        self._running: dict[Cell, Future[dict[str, Any]]] = {}
+
+    def begin(self, cells: Iterable[Cell]) -> None:
+        """Run them in this order, beside whoever asks for one."""
+        for cell in cells:
+            if cell not in self._running:
+                self._running[cell] = self._pool.submit(self.run, cell)
+
+    def result(self, cell: Cell) -> dict[str, Any]:
+        """Return what a simulation found."""
+        self.begin([cell])
+        return self._running[cell].result()
 
     def run(self, cell: Cell) -> dict[str, Any]:
-        """Return what a simulation found."""
+        """Run a simulation, unless it is known already."""
         load = f"{cell.load:g}"
         words = [cell.trace.name, load, cell.policy, *cell.options]
         kept = self._folder / ("_".join(words).replace("-", "") + ".json") if self._folder else None
@@ -90,11 +106,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("traces", type=Path, help="a folder of traces")
     parser.add_argument("--keep", type=Path, metavar="FOLDER")
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--part", choices=("table", "routers", "loss"))
     args = parser.parse_args()
     if args.keep:
         args.keep.mkdir(parents=True, exist_ok=True)
-    simulations = Simulations(args.keep)
+    simulations = Simulations(args.keep, args.jobs)
     traces = sorted(
         one for one in args.traces.iterdir() if {".jsonl", ".csv"}.intersection(one.suffixes)
     )
@@ -110,16 +127,22 @@ def _table(simulations: Simulations, traces: list[Path]) -> list[str]:
     _row("trace", "load", "policy", "hit ratio", "TTFT mean", "TTFT p99", "inside the goal")
     _row(*["---"] * 7)
     missed = []
+    simulations.begin(
+        Cell(trace, load, policy)
+        for trace in traces
+        for load in _LOADS.get(Cell(trace, 1.0).name, _OTHER_LOADS)
+        for policy in _POLICIES
+    )
     for trace in traces:
         name = Cell(trace, 1.0).name
         for load in _LOADS.get(name, _OTHER_LOADS):
             for policy in _POLICIES:
-                found = simulations.run(Cell(trace, load, policy))
+                found = simulations.result(Cell(trace, load, policy))
                 _row(name, f"x{load:g}", policy, *_figures(found))
                 if policy == "hold" and (name, load) == (_GOAL_TRACE, 1.3):
                     missed += _faults(found)
         if name == _GOAL_TRACE:
-            found = simulations.run(Cell(trace, 1.2))
+            found = simulations.result(Cell(trace, 1.2))
             _row(name, "x1.2", "hold", *_figures(found))
             if found["slo_ratio"] < 0.95:
                 missed.append("x1.2 at 95 % inside the goal")
@@ -156,11 +179,16 @@ def _compare(
     _row("trace", "load", "", "hit ratio", "TTFT mean", "TTFT p99", "inside the goal")
     _row(*["---"] * 7)
     missed = []
+    simulations.begin(
+        Cell(trace, _LOADS.get(Cell(trace, 1.0).name, _OTHER_LOADS)[-1], options=one)
+        for trace in traces
+        for one in ((), options)
+    )
     for trace in traces:
         name = Cell(trace, 1.0).name
         load = _LOADS.get(name, _OTHER_LOADS)[-1]
-        before = simulations.run(Cell(trace, load))
-        after = simulations.run(Cell(trace, load, options=options))
+        before = simulations.result(Cell(trace, load))
+        after = simulations.result(Cell(trace, load, options=options))
         _row(name, f"x{load:g}", "without", *_figures(before))
         _row(name, f"x{load:g}", " ".join(options), *_figures(after))
         if before[figure] - after[figure] > most:
