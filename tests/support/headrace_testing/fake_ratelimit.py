@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable
 
 from headrace_common.clock import Clock, SystemClock, unix_us
 from headrace_common.errors import HeadraceError
+from headrace_common.proto_wire import Encoded
 from headrace_common.rpc import Call
 from headrace_common.rpc_server import RpcServer
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
@@ -71,7 +72,7 @@ class FakeRateLimit:
 
     def Exchange(  # noqa: N802 - contract name
         self, batches: AsyncIterator[pb.CallBatch], _call: Call
-    ) -> AsyncIterator[pb.AnswerBatch]:
+    ) -> AsyncIterator[Encoded]:
         """Many calls on one stream."""
         return exchange(self, batches, self.stopping)
 

@@ -14,6 +14,7 @@ from google.rpc import status_pb2
 
 from headrace_common.errors import Deadline, HeadraceError, ReplicaLost
 from headrace_common.lifecycle import cancel_and_wait
+from headrace_common.proto_wire import bytes_tag, number_tag, varint, with_length
 from headrace_common.rpc import method_ref
 from headrace_common.rpc_status import from_status
 from headrace_common.session import SessionCall, SessionClient
@@ -24,6 +25,11 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["RateLimit"]
 _EXCHANGE = method_ref(_SERVICE, "Exchange", pb.CallBatch, pb.AnswerBatch)
 # Nobody waits for these two for long; they are repeated.
 _BACKGROUND_TIMEOUT_S = 2.0
+_FIELDS = pb.LimitCall.DESCRIPTOR.fields_by_name
+_CALL_ID = number_tag(_FIELDS["call_id"].number)
+_TRACEPARENT = bytes_tag(_FIELDS["traceparent"].number)
+_ADMIT, _SETTLE, _RENEW = (bytes_tag(_FIELDS[it].number) for it in ("admit", "settle", "renew"))
+_CALLS = bytes_tag(pb.CallBatch.DESCRIPTOR.fields_by_name["calls"].number)
 
 
 class RateLimitClient:
@@ -37,18 +43,15 @@ class RateLimitClient:
 
     async def admit(self, request: pb.AdmitRequest) -> pb.AdmitResponse:
         """Check and charge all limits at once."""
-        call = pb.LimitCall(call_id=next(self._ids), admit=request)
-        return (await self._ask(call, self._admit_timeout_s)).admit
+        return (await self._ask(_ADMIT, request, self._admit_timeout_s)).admit
 
     async def settle(self, request: pb.SettleRequest) -> pb.SettleResponse:
         """Replace a reservation by what was used. Idempotent."""
-        call = pb.LimitCall(call_id=next(self._ids), settle=request)
-        return (await self._ask(call, _BACKGROUND_TIMEOUT_S)).settle
+        return (await self._ask(_SETTLE, request, _BACKGROUND_TIMEOUT_S)).settle
 
     async def renew(self, request: pb.RenewRequest) -> pb.RenewResponse:
         """Keep leases alive."""
-        call = pb.LimitCall(call_id=next(self._ids), renew=request)
-        return (await self._ask(call, _BACKGROUND_TIMEOUT_S)).renew
+        return (await self._ask(_RENEW, request, _BACKGROUND_TIMEOUT_S)).renew
 
     async def close(self) -> None:
         """End the connection."""
@@ -56,12 +59,20 @@ class RateLimitClient:
             await self._stream.close()
         await self._session.close()
 
-    async def _ask(self, call: pb.LimitCall, timeout_s: float) -> pb.LimitAnswer:
+    async def _ask(
+        self,
+        tag: bytes,
+        request: pb.AdmitRequest | pb.SettleRequest | pb.RenewRequest,
+        timeout_s: float,
+    ) -> pb.LimitAnswer:
         stream = self._stream
         if stream is None or not stream.is_open:
             stream = await self._open()
-        call.traceparent = sampled_traceparent()
-        answer = await stream.start(call, timeout_s)
+        call_id = next(self._ids)
+        parts = [_CALL_ID, varint(call_id), tag, with_length(request.SerializeToString())]
+        if traceparent := sampled_traceparent():
+            parts += (_TRACEPARENT, with_length(traceparent.encode()))
+        answer = await stream.start(call_id, b"".join(parts), timeout_s)
         if answer.status:
             raise from_status(status_pb2.Status.FromString(answer.status))
         return answer
@@ -86,27 +97,32 @@ class _Stream:
         self._call = call
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, asyncio.Future[pb.LimitAnswer]] = {}
-        self._ready: list[pb.LimitCall] = []
+        self._ready: list[bytes] = []
         self.is_open = True
         self._reader = asyncio.create_task(self._read())
 
-    async def start(self, call: pb.LimitCall, timeout_s: float) -> pb.LimitAnswer:
+    async def start(self, call_id: int, call: bytes, timeout_s: float) -> pb.LimitAnswer:
         """Send a call with whatever else is ready and wait for its answer.
+
+        Args:
+            call_id: of the call.
+            call: a `LimitCall` as it is on the wire.
+            timeout_s: longest wait.
 
         Raises:
             Deadline, ReplicaLost: no answer came.
         """
         answer: asyncio.Future[pb.LimitAnswer] = self._loop.create_future()
-        self._waiting[call.call_id] = answer
+        self._waiting[call_id] = answer
         if not self._ready:
             self._loop.call_soon(self._flush)
-        self._ready.append(call)
+        self._ready.append(_CALLS + with_length(call))
         timer = self._loop.call_later(timeout_s, _give_up, answer)
         try:
             return await answer
         finally:
             timer.cancel()
-            self._waiting.pop(call.call_id, None)
+            self._waiting.pop(call_id, None)
 
     async def close(self) -> None:
         """End the stream; calls that wait fail."""
@@ -117,7 +133,7 @@ class _Stream:
     def _flush(self) -> None:
         calls, self._ready = self._ready, []
         try:
-            self._call.send(pb.CallBatch(calls=calls))
+            self._call.send_encoded(b"".join(calls))
         except ReplicaLost:
             self._fail()
 

@@ -98,9 +98,15 @@ class SessionCall(Generic[Req, Res]):
         Raises:
             ReplicaLost: the stream is gone.
         """
-        self._session.put(
-            Item(call_id=self._id, kind=Item.KIND_MESSAGE, payload=message.SerializeToString())
-        )
+        self.send_encoded(message.SerializeToString())
+
+    def send_encoded(self, encoded: bytes) -> None:
+        """Queue a message that is on the wire already (`proto_wire`).
+
+        Raises:
+            ReplicaLost: the stream is gone.
+        """
+        self._session.put(Item(call_id=self._id, kind=Item.KIND_MESSAGE, payload=encoded))
 
     def half_close(self) -> None:
         """Tell the server that no message follows."""

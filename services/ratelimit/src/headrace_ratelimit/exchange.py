@@ -1,7 +1,7 @@
 """Many calls on one stream: a batch in, answers out as they are ready.
 
 Nothing that a caller does to its stream takes back a call that it sent: a call is started, and the
-stream only reads its answer. A call costs no task.
+stream only reads its answer. A call costs no task, and an answer is written once (`proto_wire`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Protocol
 
 from headrace_common.errors import HeadraceError, InvalidRequest
 from headrace_common.lifecycle import cancel_and_wait
+from headrace_common.proto_wire import Encoded, bytes_tag, number_tag, varint, with_length
 from headrace_common.rpc_status import to_status
 from headrace_common.telemetry import start_span
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
@@ -19,6 +20,10 @@ from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 _Result = pb.AdmitResponse | pb.SettleResponse | pb.RenewResponse
 _SERVICE = pb.DESCRIPTOR.services_by_name["RateLimit"].full_name
 _NAMES = {name.lower(): f"{_SERVICE}/{name}" for name in ("Admit", "Settle", "Renew")}
+_FIELDS = pb.LimitAnswer.DESCRIPTOR.fields_by_name
+_TAGS = {name: bytes_tag(field.number) for name, field in _FIELDS.items()}
+_CALL_ID = number_tag(_FIELDS["call_id"].number)
+_ANSWERS = bytes_tag(pb.AnswerBatch.DESCRIPTOR.fields_by_name["answers"].number)
 
 
 class Starter(Protocol):
@@ -44,7 +49,7 @@ class AnswerQueue:
     """Answers that wait for the writer of one stream."""
 
     def __init__(self) -> None:
-        self._answers: list[pb.LimitAnswer] = []
+        self._answers: list[bytes] = []
         self._filled = asyncio.Event()
         self._num_awaited = 0
         self._is_ending = False
@@ -53,10 +58,11 @@ class AnswerQueue:
         """Say that so many answers will come."""
         self._num_awaited += num_calls
 
-    def put(self, answer: pb.LimitAnswer) -> None:
-        """Add an answer to the next message."""
+    def put(self, call_id: int, field: str, encoded: bytes) -> None:
+        """Add an answer to the next message: what `LimitAnswer` has in one of its fields."""
         self._num_awaited -= 1
-        self._answers.append(answer)
+        answer = b"".join((_CALL_ID, varint(call_id), _TAGS[field], with_length(encoded)))
+        self._answers.append(_ANSWERS + with_length(answer))
         self._filled.set()
 
     def end(self) -> None:
@@ -64,7 +70,7 @@ class AnswerQueue:
         self._is_ending = True
         self._filled.set()
 
-    async def take(self) -> pb.AnswerBatch | None:
+    async def take(self) -> Encoded | None:
         """Wait for answers and take all that are ready; None = all calls were answered."""
         while not self._answers:
             if self._is_ending and not self._num_awaited:
@@ -72,13 +78,17 @@ class AnswerQueue:
             self._filled.clear()
             await self._filled.wait()
         answers, self._answers = self._answers, []
-        return pb.AnswerBatch(answers=answers)
+        return Encoded(b"".join(answers))
 
 
 async def exchange(
     calls: Starter, batches: AsyncIterator[pb.CallBatch], stopping: asyncio.Event
-) -> AsyncIterator[pb.AnswerBatch]:
-    """Serve one stream until its caller ends it or *stopping* is set; what was read is answered."""
+) -> AsyncIterator[Encoded]:
+    """Serve one stream until its caller ends it or *stopping* is set; what was read is answered.
+
+    Yields:
+        `AnswerBatch` messages.
+    """
     answers = AnswerQueue()
 
     async def read() -> None:
@@ -103,8 +113,8 @@ async def exchange(
         await cancel_and_wait(reader, watcher)
 
 
-def start_call(calls: Starter, call: pb.LimitCall, put: Callable[[pb.LimitAnswer], None]) -> None:
-    """Start one call of a batch; *put* gets its answer, maybe at once."""
+def start_call(calls: Starter, call: pb.LimitCall, put: Callable[[int, str, bytes], None]) -> None:
+    """Start one call of a batch; *put* gets its answer, maybe at once: see `AnswerQueue.put`."""
     call_id = call.call_id
     kind = call.WhichOneof("call") or ""
     traced = start_span(_NAMES.get(kind, kind), call.traceparent) if call.traceparent else None
@@ -113,11 +123,9 @@ def start_call(calls: Starter, call: pb.LimitCall, put: Callable[[pb.LimitAnswer
         if traced is not None:
             traced.end()
         if isinstance(result, HeadraceError):
-            put(_failed(call_id, result))
-            return
-        answer = pb.LimitAnswer(call_id=call_id)
-        getattr(answer, kind).CopyFrom(result)
-        put(answer)
+            put(call_id, "status", to_status(result).SerializeToString())
+        else:
+            put(call_id, kind, result.SerializeToString())
 
     try:
         match kind:
@@ -131,7 +139,3 @@ def start_call(calls: Starter, call: pb.LimitCall, put: Callable[[pb.LimitAnswer
                 raise InvalidRequest("The call does not say what it is.", param="call")
     except HeadraceError as error:
         done(error)
-
-
-def _failed(call_id: int, error: HeadraceError) -> pb.LimitAnswer:
-    return pb.LimitAnswer(call_id=call_id, status=to_status(error).SerializeToString())

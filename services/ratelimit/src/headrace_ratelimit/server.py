@@ -13,6 +13,7 @@ from headrace_common.clock import Clock, SystemClock
 from headrace_common.errors import HeadraceError
 from headrace_common.lifecycle import Lifecycle, cancel_and_wait, supervise
 from headrace_common.metrics import ObservabilityServer, RpcMetrics, new_registry
+from headrace_common.proto_wire import Encoded
 from headrace_common.rpc import Call
 from headrace_common.rpc_server import RpcServer
 from headrace_common.settings import split_address
@@ -60,7 +61,7 @@ class RateLimitServicer:
 
     def Exchange(  # noqa: N802 - contract name
         self, batches: AsyncIterator[pb.CallBatch], _call: Call
-    ) -> AsyncIterator[pb.AnswerBatch]:
+    ) -> AsyncIterator[Encoded]:
         """Many calls on one stream."""
         return exchange(self._admitter, batches, self.stopping)
 
