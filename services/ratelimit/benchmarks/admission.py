@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import itertools
 import os
 import random
@@ -80,8 +81,9 @@ def figures(latencies_s: list[float], elapsed_s: float) -> Figures:
     return Figures(len(ordered) / elapsed_s, at(0.5), at(0.99), len(ordered))
 
 
-def request_of(tenant: int) -> pb.AdmitRequest:
-    """Make a request with limits that none of the measurements reaches."""
+@functools.cache
+def scope_of(tenant: int) -> pb.Scope:
+    """Make limits that none of the measurements reaches. Gateways too have them made."""
     limits = pb.Limits(
         requests_per_minute=10**8,
         input_tokens_per_minute=10**10,
@@ -90,10 +92,15 @@ def request_of(tenant: int) -> pb.AdmitRequest:
         day_budget_nano_usd=10**15,
         month_budget_nano_usd=10**15,
     )
+    return pb.Scope(level=pb.LEVEL_KEY, scope_id=f"key-{tenant}", limits=limits)
+
+
+def request_of(tenant: int) -> pb.AdmitRequest:
+    """Make a request."""
     return pb.AdmitRequest(
         lease_id=f"lease-{os.getpid()}-{next(_numbers)}",
         tenant_id=f"tenant-{tenant}",
-        scopes=[pb.Scope(level=pb.LEVEL_KEY, scope_id=f"key-{tenant}", limits=limits)],
+        scopes=[scope_of(tenant)],
         reserve=pb.Amounts(requests=1, input_tokens=700, output_tokens=300, cost_nano_usd=32_000),
         # As gateways have it.
         lease_ms=30_000,

@@ -32,6 +32,7 @@ from headrace_ratelimit.store import (
     renew_op,
     seed_op,
     settle_op,
+    unpacked,
     windows_of,
 )
 
@@ -53,7 +54,7 @@ class Script:
 
     def run(self, ops: list[Op], now_us: int, *, has_ledger: bool = False) -> list[Any]:
         key, *args = call_args(ops, has_ledger=has_ledger, now_us=now_us)
-        return self.server.fcall(self._name, 1, key, *args)
+        return [unpacked(it) for it in self.server.fcall(self._name, 1, key, *args)]
 
     def forget(self, tenant: str) -> None:
         keys = self.server.keys(f"hr:rl:{{{tenant}}}*")

@@ -35,7 +35,9 @@ from headrace_ratelimit.store import (
 Answer = TypeVar("Answer")
 # Called once with the answer or the error.
 Done = Callable[[Answer | HeadraceError], None]
-_Label = tuple[int, int, bool]
+_Label = tuple[pb.AdmitResponse.Outcome.ValueType, pb.Dimension.ValueType, bool]
+_ADMITTED: _Label = (pb.AdmitResponse.OUTCOME_ADMITTED, pb.DIMENSION_UNSPECIFIED, False)
+_UNSEEDED = Outcome.UNSEEDED.value
 
 
 class Admitter:
@@ -61,6 +63,8 @@ class Admitter:
         self._metrics, self._rebuild_timeout_s = metrics, rebuild_timeout_s
         self._plans = Plans()
         self._counters: dict[_Label, Counter] = {}
+        # Admitted by Redis and not counted yet: counted together at the end of the loop's turn.
+        self._num_admitted = 0
         self._retries: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -80,10 +84,10 @@ class Admitter:
                 self._finish(plan, self._local.admit(plan), done)
             elif isinstance(reply, HeadraceError):
                 done(reply)
-            elif reply[0] == Outcome.UNSEEDED.value:
+            elif reply[0] == _UNSEEDED:
                 self._retry_later(plan, reply, done)
             else:
-                self._finish(plan, self._decide(plan, reply), done)
+                self._finish_decided(plan, reply, done)
 
         self._batcher.submit(admit_op(plan), on_reply)
 
@@ -160,7 +164,7 @@ class Admitter:
                 if self._rebuilder is not None:
                     await self._rebuilder.rebuild(plan, windows_of(plan.charges, reply))
                     reply = await self._batcher.call(admit_op(plan))
-            if reply[0] != Outcome.UNSEEDED.value:
+            if reply[0] != _UNSEEDED:
                 answer = self._decide(plan, reply)
         except (HeadraceError, TimeoutError):
             # The ledger or Redis is away: said by the answer and by their own metrics.
@@ -173,15 +177,31 @@ class Admitter:
             self._count(answer)
         done(answer)
 
+    def _finish_decided(self, plan: Plan, reply: Reply, done: Done[pb.AdmitResponse]) -> None:
+        answer = self._decide(plan, reply)
+        if plan.mode is not Mode.NORMAL or reply[0] != _ADMITTED[0]:
+            self._finish(plan, answer, done)
+            return
+        if not self._num_admitted:
+            asyncio.get_running_loop().call_soon(self._count_admitted)
+        self._num_admitted += 1
+        done(answer)
+
+    def _count_admitted(self) -> None:
+        self._counter(_ADMITTED).inc(self._num_admitted)
+        self._num_admitted = 0
+
     def _count(self, answer: pb.AdmitResponse) -> None:
-        label = (answer.outcome, answer.binding_dimension, answer.degraded)
+        self._counter((answer.outcome, answer.binding_dimension, answer.degraded)).inc()
+
+    def _counter(self, label: _Label) -> Counter:
         counter = self._counters.get(label)
         if counter is None:
-            outcome = pb.AdmitResponse.Outcome.Name(answer.outcome)
-            dimension = pb.Dimension.Name(answer.binding_dimension)
+            outcome = pb.AdmitResponse.Outcome.Name(label[0])
+            dimension = pb.Dimension.Name(label[1])
             counter = self._counters[label] = self._metrics.decisions.labels(
                 outcome.removeprefix("OUTCOME_").lower(),
                 dimension.removeprefix("DIMENSION_").lower() if label[1] else "none",
-                str(answer.degraded).lower(),
+                str(label[2]).lower(),
             )
-        counter.inc()
+        return counter

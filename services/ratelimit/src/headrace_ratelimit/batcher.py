@@ -39,7 +39,7 @@ from headrace_ratelimit.store_batch import (
 
 _log = logging.getLogger(__name__)
 
-MAX_BATCH = 16
+MAX_BATCH = 8
 # Batches under way; more operations wait here and go out in fuller ones.
 MAX_IN_FLIGHT = 8
 MAX_KEPT = 50_000

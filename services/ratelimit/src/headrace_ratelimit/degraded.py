@@ -81,20 +81,30 @@ class LocalShare:
         """Remember what Redis says is left of the budgets; its word ends an outage."""
         if self._tenants:
             self._tenants.pop(plan.tenant_id, None)
-        for idx in plan.charges.budgets:
-            key = (plan.tenant_id, plan.charges.names[idx])
-            self._left[key] = remaining[idx]
-            self._left.move_to_end(key)
-            if len(self._left) > _MAX_REMEMBERED:
-                self._left.popitem(last=False)
+        charges = plan.charges
+        for idx in charges.budgets:
+            allowance = self._allowance(charges.rows[idx][2])
+            if remaining[idx] < allowance or self._left:
+                self._note_budget((plan.tenant_id, charges.names[idx]), remaining[idx], allowance)
 
     def forget(self, tenant_id: str, lease_id: str) -> None:
         """A lease granted here is in Redis now."""
         self._leases.pop((tenant_id, lease_id), None)
 
+    def _allowance(self, limit: int) -> int:
+        return limit * self._overdraft_per_million // _PER_MILLION
+
+    def _note_budget(self, key: tuple[str, str], left: int, allowance: int) -> None:
+        self._left.pop(key, None)
+        # While more is left than may be spent without Redis, it does not matter how much.
+        if left < allowance:
+            self._left[key] = left
+            if len(self._left) > _MAX_REMEMBERED:
+                self._left.popitem(last=False)
+
     def _local_charge(self, plan: Plan, charge: Charge) -> Charge:
         if charge.kind.is_budget:
-            allowance = charge.limit * self._overdraft_per_million // _PER_MILLION
+            allowance = self._allowance(charge.limit)
             left = self._left.get((plan.tenant_id, charge.name), charge.limit)
             return replace(charge, limit=min(allowance, left) // self._num_replicas)
         share = max(1, charge.limit // self._num_replicas)

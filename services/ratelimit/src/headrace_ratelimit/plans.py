@@ -19,6 +19,7 @@ from headrace_ratelimit.limiter import (
     MAX_COST,
     MAX_NANO_USD,
     MAX_RATE_LIMIT,
+    MINUTE_US,
     NEVER,
     Amounts,
     Charge,
@@ -87,7 +88,7 @@ class ChargeSet:
         places: where each comes from.
     """
 
-    __slots__ = ("budgets", "charges", "compared", "names", "packed", "places", "rows")
+    __slots__ = ("budgets", "charges", "compared", "names", "packed", "places", "rows", "sizes")
 
     def __init__(self, charges: tuple[Charge, ...], places: tuple[Place, ...]) -> None:
         self.charges, self.places = charges, places
@@ -99,6 +100,8 @@ class ChargeSet:
             (place.level, place.dimension, charge.limit, charge.kind is Kind.RATE)
             for charge, place in zip(charges, places, strict=True)
         )
+        # Its limit, and for a rate what that is in 1/limit microseconds; 0 = not a rate.
+        self.sizes = tuple((it[2], it[2] * MINUTE_US if it[3] else 0) for it in self.rows)
         # When their budgets were last compared with the ledger; the rebuilder's own count.
         self.compared = 0
         # Positions of those that count money.

@@ -22,7 +22,9 @@ first. Nothing that a missing sweep leaves behind can let a request pass, it can
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -144,6 +146,16 @@ def call_args(ops: Sequence[Op], *, has_ledger: bool, now_us: int = 0) -> list[s
     return [f"hr:rl:{{{ops[0].tenant_id}}}", str(now_us), flag, _encode(bodies), *sets]
 
 
+@functools.lru_cache(maxsize=256)
+def _numbers(size_bytes: int) -> struct.Struct:
+    return struct.Struct(f"<{size_bytes // 8}q")
+
+
+def unpacked(reply: Reply) -> Reply:
+    """Unpack the answer to one operation, if it is packed numbers."""
+    return _numbers(len(reply)).unpack(reply) if isinstance(reply, bytes) else reply
+
+
 def decision_of(charges: ChargeSet, reply: Reply) -> Decision:
     """Decode the answer to an admission."""
     outcome = Outcome(reply[0])
@@ -188,12 +200,12 @@ def numbers_of_reply(charges: ChargeSet, reply: Reply) -> tuple[list[int], list[
     """Decode what is left of each charge, and when all of it is there again."""
     remaining, resets_us = [], []
     place = 3
-    for _, _, limit, is_rate in charges.rows:
+    for limit, full in charges.sizes:
         used, reset_us = reply[place], reply[place + 1]
         place += 2
-        if is_rate:
-            free = MINUTE_US * limit - (used * limit + reset_us)
-            left, reset_us = free // MINUTE_US, used + (reset_us > 0)
+        if full:
+            left = (full - used * limit - reset_us) // MINUTE_US
+            reset_us = used + 1 if reset_us else used
         else:
             left = limit - used
         remaining.append(left if left > 0 else 0)

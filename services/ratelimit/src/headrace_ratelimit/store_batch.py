@@ -11,7 +11,7 @@ from typing import NamedTuple
 import hiredis
 
 from headrace_common.errors import HeadraceError, Internal
-from headrace_ratelimit.store import Op, Reply
+from headrace_ratelimit.store import Op, Reply, unpacked
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +63,8 @@ def spread(
                 _check_is_script_failure(result)
                 _log.error("the function failed: %s", result)
             result = [Internal() for _ in group]
-        yield from zip(group, result, strict=True)
+        for idx, reply in zip(group, result, strict=True):
+            yield idx, unpacked(reply)
 
 
 def is_not_loaded(reply: Reply) -> bool:

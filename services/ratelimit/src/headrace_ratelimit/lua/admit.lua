@@ -1,6 +1,6 @@
 -- Admission: decides over all charges of one request, then charges all or none.
 -- Operation: ADMIT, number of the set, lease id, its life in microseconds, mode, amounts by measure.
--- Answer: outcome, index of the binding charge (from 0; -1 = none), wait (NEVER = waiting does not
+-- Answer, packed: outcome, index of the binding charge (from 0; -1 = none), wait (NEVER = waiting does not
 -- help), then two numbers per charge: what is used and its rest (rates) or the microseconds until
 -- the window ends. UNSEEDED: the two are the window of each budget, start and end.
 local NORMAL, RESTORE, PEEK = 0, 1, 2
@@ -21,7 +21,7 @@ local function unseeded(charges)
   local is_any = false
   for _, charge in ipairs(charges) do
     if charge.kind >= DAY then
-      is_any = is_any or is_lost(charge, window_of(charge.kind, now))
+      is_any = is_any or is_lost(charge, from_now[charge.kind])
     end
   end
   if not is_any then
@@ -31,62 +31,64 @@ local function unseeded(charges)
   for _, charge in ipairs(charges) do
     local from, to = 0, 0
     if charge.kind >= DAY and charge.kind ~= TOTAL then
-      from, to = window_of(charge.kind, now)
+      from, to = from_now[charge.kind], to_now[charge.kind]
     end
     reply[#reply + 1] = from
     reply[#reply + 1] = to
   end
-  return reply
+  return pack('<' .. rep('i8', #reply), unpack(reply))
 end
 
 local function slots_wait(charge)
   if not are_slots_full(charge.key, charge.limit) then
     return 0
   end
+  write_leases()
   local first = call('ZRANGE', charge.key, 0, 0, 'WITHSCORES')
   return first[2] and min(POLL_US, tonumber(first[2]) - now) or POLL_US
 end
 
-local function budget_wait(charge, cost)
-  local record, at, limit = record_of(charge.key), charge.at, charge.limit
-  local from, to = window_of(charge.kind, now)
-  local spent, held = 0, 0
-  if is_kept(record, at, from) then
-    spent, held = record[at], record[at + 1]
+local function budget_wait(record, charge, cost)
+  local at, limit, used = charge.at, charge.limit, cost
+  local is_known = record[at + 2] >= from_now[charge.kind]
+  if is_known then
+    used = used + record[at] + record[at + 1]
   end
-  if spent + held + cost <= limit then
+  if used <= limit then
     return 0
   end
-  if spent + cost <= limit then
+  if cost + (is_known and record[at] or 0) <= limit then
     return POLL_US
   end
+  local to = to_now[charge.kind]
   return (cost > limit or to == 0) and NEVER or to - now
 end
 
 local function used_today(record)
-  local from, to = window_of(COUNT, now)
-  return record[COUNT_FROM] >= from and record[USED] or 0, from, to
+  return record[COUNT_FROM] >= from_now[COUNT] and record[USED] or 0
 end
 
-local function count_wait(charge, cost)
-  local used, _, to = used_today(record_of(charge.key))
-  return used + cost > charge.limit and to - now or 0
+-- How long a request would wait for one charge; 0 = it passes.
+local function wait_of(charge, record, cost)
+  local kind = charge.kind
+  if kind == RATE then
+    local tat, rest = moved(record, charge, cost)
+    -- For `apply`.
+    charge.tat, charge.rest = tat, rest
+    return max(0, tat - now - MINUTE_US + (rest > 0 and 1 or 0))
+  elseif kind == SLOTS then
+    return slots_wait(charge)
+  elseif kind == COUNT then
+    return used_today(record) + cost > charge.limit and to_now[COUNT] - now or 0
+  end
+  return budget_wait(record, charge, cost)
 end
-
--- Leaves where a rate would go in its charge, for `apply`.
-local function rate_wait(charge, cost)
-  local tat, rest = moved(record_of(charge.key), charge.at, charge.limit, cost)
-  charge.tat, charge.rest = tat, rest
-  return max(0, tat - now - MINUTE_US + (rest > 0 and 1 or 0))
-end
-
-local WAITS = {rate_wait, count_wait, slots_wait, budget_wait, budget_wait, budget_wait}
 
 local function find_binding(charges, op)
   local binding, longest = -1, 0
   for i = 1, #charges do
     local charge = charges[i]
-    local wait = WAITS[charge.kind](charge, op[COSTS + charge.measure])
+    local wait = wait_of(charge, records[charge.key], op[COSTS + charge.measure])
     if wait == NEVER then
       return i - 1, NEVER
     end
@@ -98,56 +100,61 @@ local function find_binding(charges, op)
 end
 
 local function hold_money(record, at, from, cost)
-  -- One that is ahead, on a server whose clock was behind: see `charge_all`.
-  change_budget(record, at, max(from, record[at + 2]), 0, cost)
+  if record[at + 2] < from then
+    record[at], record[at + 1], record[at + 2] = 0, cost, from
+  else
+    -- One that is ahead, on a server whose clock was behind, is the lease's too: see `charge_all`.
+    record[at + 1] = record[at + 1] + cost
+  end
+  record.is_changed = true
 end
 
-local function apply(charge, cost, lease, expires, mode)
+local function apply(charge, record, cost, lease, expires, mode)
   local kind = charge.kind
   if kind == SLOTS then
     take_slot(charge.key, lease, expires)
-    return
-  end
-  local record = record_of(charge.key)
-  if kind >= DAY then
-    hold_money(record, charge.at, window_of(kind, now), cost)
+  elseif kind >= DAY then
+    hold_money(record, charge.at, from_now[kind], cost)
   elseif mode == RESTORE then
     return
   elseif kind == RATE then
-    -- Where `rate_wait` has just found that it goes.
+    -- Where `wait_of` has just found that it goes.
     move_to(record, charge.at, charge.limit, charge.tat, charge.rest)
   else
-    local used, from = used_today(record)
-    record[COUNT_FROM] = max(from, record[COUNT_FROM])
+    local used = used_today(record)
+    record[COUNT_FROM] = max(from_now[COUNT], record[COUNT_FROM])
     record[USED], record.is_changed = used + cost, true
   end
 end
 
+-- Numbers of eight bytes each: a string costs a third of a list.
+local numbers, formats = {}, {}
+
 local function answer(outcome, charges, binding, wait)
-  local reply, n = {outcome, binding, wait}, 3
+  local n = 3
+  numbers[1], numbers[2], numbers[3] = outcome, binding, wait
   for i = 1, #charges do
     local charge = charges[i]
-    local kind, used, rest = charge.kind, 0, 0
+    local kind, record, at = charge.kind, records[charge.key], charge.at
+    local used, rest = 0, 0
     if kind == RATE then
-      used, rest = tat_of(record_of(charge.key), charge.at, charge.limit)
+      used, rest = tat_of(record, at, charge.limit)
       used = used - now
     elseif kind == SLOTS then
       used = slots_of(charge.key).num
-    elseif kind == COUNT then
-      local _, to
-      used, _, to = used_today(record_of(charge.key))
-      rest = to - now
     else
-      local record, at, from, to = record_of(charge.key), charge.at, window_of(kind, now)
-      if is_kept(record, at, from) then
+      if kind == COUNT then
+        used = used_today(record)
+      elseif record[at + 2] >= from_now[kind] then
         used = record[at] + record[at + 1]
       end
-      rest = to > 0 and to - now or 0
+      rest = to_now[kind] > 0 and to_now[kind] - now or 0
     end
-    reply[n + 1], reply[n + 2] = used, rest
+    numbers[n + 1], numbers[n + 2] = used, rest
     n = n + 2
   end
-  return reply
+  formats[n] = formats[n] or '<' .. rep('i8', n)
+  return pack(formats[n], unpack(numbers, 1, n))
 end
 
 -- Takes back what a lease rebuilt from the ledger holds: its gateway says what it really is.
@@ -168,13 +175,14 @@ local function too_large(charges, op)
 end
 
 local function charge_all(charges, op, packed)
-  local lease, expires, mode, at = op[3], text(now + op[4]), op[5], now
+  local lease, expires, mode, at = op[3], in_text(op[4]), op[5], now
   for i = 1, #charges do
     local charge = charges[i]
-    apply(charge, op[COSTS + charge.measure], lease, expires, mode)
+    local record = records[charge.key]
+    apply(charge, record, op[COSTS + charge.measure], lease, expires, mode)
     if charge.kind == DAY or charge.kind == MONTH then
       -- The lease is of the windows that it is counted in, whatever the clock says.
-      at = max(at, records[charge.key][charge.at + 2])
+      at = max(at, record[charge.at + 2])
     end
   end
   local state = mode == RESTORE and RESTORED or PLAIN

@@ -7,7 +7,8 @@
 -- measure, limit, scope, and so on (MessagePack).
 -- Numbers are doubles: every value stays a whole number below 2^53 (see limiter.py).
 -- This text runs once, when the library is loaded; what is local to it lives on between calls.
--- `begin` sets what belongs to one call.
+-- `begin` sets what belongs to one call. An admission runs through some hundred lines for each of its
+-- charges and is most of what this service costs: what is said twice here is said so for its time.
 local RATE, COUNT, SLOTS, DAY, MONTH, TOTAL = 1, 2, 3, 4, 5, 6
 local MINUTE_US, MAX_DEBT_US, DAY_US, POLL_US = 60000000, 60000000, 86400000000, 1000000
 local ADMITTED, DENIED, TOO_LARGE, UNSEEDED = 1, 2, 3, 5
@@ -18,10 +19,11 @@ local MAX_SWEEP = 64
 local SLACK_MS, LATE_MS, DAY_MS = 60000, 600000, 86400000
 
 -- The libraries are there when a call runs, not when this text is loaded: the first call binds them.
-local floor, max, min, format, sub, pack, unpack_of, encode, decode
+local floor, max, min, format, sub, rep, pack, unpack_of, encode, decode
 
 local function bind()
-  floor, max, min, format, sub = math.floor, math.max, math.min, string.format, string.sub
+  floor, max, min = math.floor, math.max, math.min
+  format, sub, rep = string.format, string.sub, string.rep
   pack, unpack_of = struct.pack, struct.unpack
   encode, decode = cmsgpack.pack, cmsgpack.unpack
 end
@@ -33,6 +35,17 @@ local latest = 0
 -- Lua's own number format rounds to 14 digits; adding 0 turns -0 into 0.
 local function text(number)
   return format('%.0f', number + 0)
+end
+
+-- Text of the time so many microseconds from now. Leases that begin together mostly end together.
+local text_at, text_then = -1, ''
+
+local function in_text(us)
+  if now + us ~= text_at then
+    text_at = now + us
+    text_then = text(text_at)
+  end
+  return text_then
 end
 
 -- Floor division that is exact for whole a below 2^53 and b > 0: the quotient as a double may round up.
@@ -86,4 +99,15 @@ local function window_of(kind, at)
     month_to = (month == 12 and first_day_of(year + 1, 1) or first_day_of(year, month + 1)) * DAY_US
   end
   return month_from, month_to
+end
+
+-- The windows that `now` lies in, by kind.
+local from_now, to_now = {}, {}
+
+local function note_windows()
+  if not to_now[DAY] or now >= to_now[DAY] or now < from_now[DAY] then
+    for _, kind in ipairs({COUNT, DAY, MONTH, TOTAL}) do
+      from_now[kind], to_now[kind] = window_of(kind, now)
+    end
+  end
 end

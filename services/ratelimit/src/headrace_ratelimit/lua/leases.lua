@@ -54,9 +54,29 @@ local function hold_of(packed)
   return hold
 end
 
+-- Leases taken in this call: written together, before anything but an admission looks at leases.
+-- By lease, what it holds; then leases with what they hold, and with their expiry.
+local held_anew, new_holds, new_lives, num_new = {}, {}, {}, 0
+
 local function keep_lease(lease, packed, expires)
-  call('HSET', holds_key, lease, packed)
-  call('ZADD', live_key, expires, lease)
+  held_anew[lease] = packed
+  new_holds[num_new + 1], new_holds[num_new + 2] = lease, packed
+  new_lives[num_new + 1], new_lives[num_new + 2] = expires, lease
+  num_new = num_new + 2
+end
+
+local function write_leases()
+  if num_new > 0 then
+    call('HSET', holds_key, unpack(new_holds, 1, num_new))
+    call('ZADD', live_key, unpack(new_lives, 1, num_new))
+    held_anew, num_new = {}, 0
+  end
+  for key, held in pairs(slots) do
+    if held.num_new > 0 then
+      call('ZADD', key, unpack(held.new, 1, held.num_new))
+      held.num_new = 0
+    end
+  end
 end
 
 -- Ends a lease that nobody renewed: slots and held money come back, rates stand as reserved. What
@@ -97,6 +117,9 @@ end
 
 -- What a live lease holds, or nil. An expired one that the sweep left over is ended first.
 local function live_lease(lease)
+  if held_anew[lease] then
+    return hold_of(held_anew[lease])
+  end
   local packed = call('HGET', holds_key, lease)
   if not packed then
     return nil

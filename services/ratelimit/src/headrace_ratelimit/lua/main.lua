@@ -11,6 +11,7 @@ local function begin(keys, args)
   live_key, holds_key, since_key = base .. ':live', base .. ':holds', base .. ':since'
   has_ledger = args[2] == '1'
   records, slots = {}, {}
+  held_anew, num_new = {}, 0
   is_first_lease, has_renewed = false, false
   now = tonumber(args[1])
   if now == 0 then
@@ -18,6 +19,7 @@ local function begin(keys, args)
     latest = max(latest, tonumber(time[1]) * 1000000 + tonumber(time[2]))
     now = latest
   end
+  note_windows()
 end
 
 redis.register_function(LIBRARY, function(keys, args)
@@ -27,6 +29,7 @@ redis.register_function(LIBRARY, function(keys, args)
   for i, op in ipairs(decode(args[3])) do
     replies[i] = HANDLERS[op[1]](op, args)
   end
+  write_leases()
   write_back()
   return replies
 end)

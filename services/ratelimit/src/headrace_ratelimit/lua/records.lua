@@ -25,43 +25,54 @@ local function record_of(key)
   return records[key] or note(key, call('GET', key))
 end
 
--- Reads the records of a set at once.
+-- Reads the records of a set, at once.
 local function read(set)
   local keys, missing = set.keys, nil
-  if #keys < 2 then
-    return
-  end
   for i = 1, #keys do
     if not records[keys[i]] then
       missing = missing or {}
       missing[#missing + 1] = keys[i]
     end
   end
-  if missing then
-    for i, value in ipairs(call('MGET', unpack(missing))) do
-      note(missing[i], value)
-    end
+  if not missing then
+    return
+  end
+  if #missing == 1 then
+    note(missing[1], call('GET', missing[1]))
+    return
+  end
+  for i, value in ipairs(call('MGET', unpack(missing))) do
+    note(missing[i], value)
   end
 end
 
 -- TAT of a rate: microseconds and a rest in 1/limit of one; never before now.
 local function tat_of(record, at, limit)
   local tat, rest = record[at], record[at + 1]
-  if record[at + 2] ~= limit then
-    tat, rest = tat + (rest > 0 and 1 or 0), 0
-  end
   if tat < now then
     return now, 0
+  end
+  if record[at + 2] ~= limit then
+    tat, rest = tat + (rest > 0 and 1 or 0), 0
   end
   return tat, rest
 end
 
--- Where TAT would go with *cost* (which may be negative) added.
-local function moved(record, at, limit, cost)
-  local tat, rest = tat_of(record, at, limit)
-  local step, step_rest = divmod(cost * MINUTE_US, limit)
-  local carry, new_rest = divmod(rest + step_rest, limit)
-  return tat + step + carry, new_rest
+-- Where TAT would go with *cost* (which may be negative) added. What a cost is in time is noted in the
+-- charge: many requests cost the same.
+local function moved(record, charge, cost)
+  local limit = charge.limit
+  local tat, rest = tat_of(record, charge.at, limit)
+  if charge.cost ~= cost then
+    charge.step, charge.step_rest = divmod(cost * MINUTE_US, limit)
+    charge.cost = cost
+  end
+  tat, rest = tat + charge.step, rest + charge.step_rest
+  -- Both rests are below the limit.
+  if rest >= limit then
+    return tat + 1, rest - limit
+  end
+  return tat, rest
 end
 
 local function move_to(record, at, limit, tat, rest)
@@ -97,7 +108,7 @@ end
 local function slots_of(key)
   local held = slots[key]
   if not held then
-    held = {num = call('ZCARD', key)}
+    held = {num = call('ZCARD', key), new = {}, num_new = 0}
     held.is_new = held.num == 0
     slots[key] = held
   end
@@ -113,9 +124,12 @@ local function are_slots_full(key, limit)
   return held.num >= limit
 end
 
+-- Of a lease that has none: `write_leases` does it.
 local function take_slot(key, lease, expires)
   local held = slots_of(key)
-  held.num = held.num + call('ZADD', key, expires, lease)
+  held.num = held.num + 1
+  held.new[held.num_new + 1], held.new[held.num_new + 2] = expires, lease
+  held.num_new = held.num_new + 2
 end
 
 local function free_slot(key, lease)

@@ -3,6 +3,7 @@
 -- Answer: the ids that are not live, and those that the ledger brought back: whoever runs them should
 -- say what else they hold.
 local function renew(op)
+  write_leases()
   local expires, unknown = text(now + op[2]), {}
   for _, lease in ipairs(op[3]) do
     local hold = live_lease(lease)

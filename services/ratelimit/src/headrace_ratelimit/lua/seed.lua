@@ -14,6 +14,7 @@ local function raise(kind, record, from, spent)
 end
 
 local function seed(op)
+  write_leases()
   local spends, holds, drift = op[3], op[4], 0
   for i = 1, #spends, 4 do
     local from, record = window_of(spends[i], spends[i + 2]), record_of(base .. ':' .. spends[i + 1])

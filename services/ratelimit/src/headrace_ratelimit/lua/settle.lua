@@ -16,7 +16,7 @@ local function settle_charge(charge, lease, hold, actual)
   elseif hold[STATE] == RESTORED then
     return
   elseif kind == RATE then
-    move_to(record, charge.at, charge.limit, moved(record, charge.at, charge.limit, actual - reserved))
+    move_to(record, charge.at, charge.limit, moved(record, charge, actual - reserved))
   elseif record[COUNT_FROM] == window_of(COUNT, hold[AT]) then
     record[USED], record.is_changed = record[USED] + actual - reserved, true
   end
@@ -48,6 +48,7 @@ local function book_foreign(op, lease, cost)
 end
 
 local function settle(op)
+  write_leases()
   local lease, cost = op[2], op[ACTUAL + COST]
   local hold = live_lease(lease)
   if hold then
