@@ -153,3 +153,19 @@ def test_a_restored_lease_takes_slots_and_money_and_no_rates() -> None:
     limiter.settle("b", Amounts(requests=1), NOW_US)
     peeked = limiter.admit("", 1, charges, Amounts(), NOW_US, Mode.PEEK)
     assert [state.remaining for state in peeked.states] == [0, 1, 6]
+
+
+def test_a_lease_that_was_lengthened_ends_at_its_new_time() -> None:
+    """The sweep skips only what cannot have ended yet, whatever order leases end in."""
+    limiter = MemoryLimiter()
+    slots = [Charge("k", Kind.SLOTS, Measure.LEASES, 10)]
+    limiter.admit("long", 100, slots, Amounts(), 0)
+    limiter.admit("short", 10, slots, Amounts(), 0)
+    assert limiter.renew(["short"], 40, 9) == []
+    assert set(limiter.leases) == {"long", "short"}
+    limiter.sweep(48)
+    assert set(limiter.leases) == {"long", "short"}
+    limiter.sweep(49)
+    assert set(limiter.leases) == {"long"}
+    limiter.sweep(100)
+    assert not limiter.leases

@@ -49,8 +49,10 @@ class LocalShare:
                 retry_after_us=1_000_000,
                 degraded=True,
             )
-        charges = [self._local_charge(plan, it) for it in plan.charges.charges]
-        limiter = self._tenants.setdefault(plan.tenant_id, MemoryLimiter())
+        charges = self._local_charges(plan)
+        limiter = self._tenants.get(plan.tenant_id)
+        if limiter is None:
+            limiter = self._tenants[plan.tenant_id] = MemoryLimiter()
         now_us = unix_us(self._clock)
         decision = limiter.admit(
             plan.lease_id, plan.lease_us, charges, plan.amounts, now_us, plan.mode
@@ -102,15 +104,26 @@ class LocalShare:
             if len(self._left) > _MAX_REMEMBERED:
                 self._left.popitem(last=False)
 
-    def _local_charge(self, plan: Plan, charge: Charge) -> Charge:
+    def _local_charges(self, plan: Plan) -> list[Charge]:
+        whole = plan.charges
+        if whole.shares is None:
+            whole.shares = tuple(replace(it, limit=self._share(it)) for it in whole.charges)
+        measures = plan.amounts.measures
+        charges = list(whole.shares)
+        for idx, charge in enumerate(charges):
+            if charge.kind.is_budget:
+                left = self._left.get((plan.tenant_id, charge.name))
+                if left is not None:
+                    charges[idx] = replace(charge, limit=left // self._num_replicas)
+            elif charge.limit < (cost := measures[charge.measure.value - 1]) <= whole.rows[idx][2]:
+                # What the whole limit could hold is not too large for the share: it uses it up.
+                charges[idx] = replace(charge, limit=cost)
+        return charges
+
+    def _share(self, charge: Charge) -> int:
         if charge.kind.is_budget:
-            allowance = self._allowance(charge.limit)
-            left = self._left.get((plan.tenant_id, charge.name), charge.limit)
-            return replace(charge, limit=min(allowance, left) // self._num_replicas)
-        share = max(1, charge.limit // self._num_replicas)
-        cost = plan.amounts.of(charge.measure)
-        # What the whole limit could hold is not too large for the share: it uses it up.
-        return replace(charge, limit=max(share, cost) if cost <= charge.limit else share)
+            return self._allowance(charge.limit) // self._num_replicas
+        return max(1, charge.limit // self._num_replicas)
 
     def _remember_lease(self, plan: Plan) -> None:
         self._leases[plan.tenant_id, plan.lease_id] = [

@@ -12,7 +12,8 @@ counts what is spent and what is held by requests under way.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import NamedTuple
@@ -91,17 +92,20 @@ class Amounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """One dimension of one scope; kind and measure say which. ``limit`` is in its own unit."""
+    """One dimension of one scope; kind and measure say which. ``limit`` is in its own unit.
+
+    ``name`` is what identifies it within the tenant.
+    """
 
     scope: str
     kind: Kind
     measure: Measure
     limit: int
+    name: str = field(init=False)
 
-    @property
-    def name(self) -> str:
-        """What identifies it within the tenant."""
-        return f"{self.kind.value}-{self.measure.value}:{self.scope}"
+    def __post_init__(self) -> None:
+        name = f"{self.kind.value}-{self.measure.value}:{self.scope}"
+        object.__setattr__(self, "name", name)
 
 
 class Outcome(Enum):
@@ -178,13 +182,20 @@ class Window:
 def window_of(kind: Kind, at_us: int) -> Window:
     """Return the window of a kind that a moment lies in."""
     if kind is Kind.TOTAL_BUDGET:
-        return Window("all", 0, 0)
-    if kind is Kind.MONTH_BUDGET:
-        at = _EPOCH + timedelta(microseconds=at_us)
+        return _TOTAL
+    return _window_of_day(kind is Kind.MONTH_BUDGET, at_us // DAY_US)
+
+
+_TOTAL = Window("all", 0, 0)
+
+
+@functools.lru_cache(maxsize=1024)
+def _window_of_day(is_month: bool, day: int) -> Window:
+    if is_month:
+        at = _EPOCH + timedelta(days=day)
         first = datetime(at.year, at.month, 1, tzinfo=UTC)
         following = datetime(at.year + at.month // 12, at.month % 12 + 1, 1, tzinfo=UTC)
         return Window(f"{at.year:04d}{at.month:02d}", _unix_us(first), _unix_us(following))
-    day = at_us // DAY_US
     return Window(str(day), day * DAY_US, (day + 1) * DAY_US)
 
 

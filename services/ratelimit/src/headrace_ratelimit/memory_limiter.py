@@ -6,6 +6,7 @@ and never goes back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -85,6 +86,8 @@ class MemoryLimiter:
     leases: dict[str, Lease] = field(default_factory=dict)
     # Expired with money held: a late settle still books what was spent.
     late: dict[str, Lease] = field(default_factory=dict)
+    # No lease ends before this.
+    _first_end_us: float = math.inf
 
     def admit(
         self,
@@ -110,7 +113,7 @@ class MemoryLimiter:
             refusal = self._refusal(charges, amounts, now_us)
             if refusal is not None:
                 return refusal
-        expires_us = now_us + lease_us
+        expires_us = self._ends(now_us + lease_us)
         for charge in charges:
             self._apply(charge, amounts.of(charge.measure), lease_id, now_us, expires_us, mode)
         self.leases[lease_id] = Lease(
@@ -142,7 +145,7 @@ class MemoryLimiter:
                 unknown.append(lease_id)
             if lease is None:
                 continue
-            lease.expires_us = now_us + lease_us
+            lease.expires_us = self._ends(now_us + lease_us)
             for charge in lease.charges:
                 if charge.kind is Kind.SLOTS:
                     self.slots[charge.name][lease_id] = lease.expires_us
@@ -170,7 +173,9 @@ class MemoryLimiter:
             if hold.lease_id in self.leases or hold.lease_id in self.late:
                 continue
             amounts = Amounts(cost_nano_usd=hold.cost_nano_usd)
-            lease = Lease(now_us + lease_us, hold.admitted_us, hold.charges, amounts, True)
+            lease = Lease(
+                self._ends(now_us + lease_us), hold.admitted_us, hold.charges, amounts, True
+            )
             for _, key in lease.counters():
                 self.budgets.setdefault(key, Budget()).held += hold.cost_nano_usd
             self.leases[hold.lease_id] = lease
@@ -180,6 +185,8 @@ class MemoryLimiter:
 
     def sweep(self, now_us: int) -> None:
         """Free what expired leases held. Their rates stand as reserved."""
+        if now_us < self._first_end_us:
+            return
         for lease_id in [i for i, lease in self.leases.items() if lease.expires_us <= now_us]:
             lease = self.leases.pop(lease_id)
             for charge in lease.charges:
@@ -188,6 +195,12 @@ class MemoryLimiter:
                 elif charge.kind.is_budget:
                     self.late[lease_id] = lease
             self._release_holds(lease)
+        ends = (lease.expires_us for lease in self.leases.values())
+        self._first_end_us = min(ends, default=math.inf)
+
+    def _ends(self, expires_us: int) -> int:
+        self._first_end_us = min(self._first_end_us, expires_us)
+        return expires_us
 
     def _release_holds(self, lease: Lease) -> None:
         for charge, key in lease.counters():

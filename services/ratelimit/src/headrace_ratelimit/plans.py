@@ -88,7 +88,17 @@ class ChargeSet:
         places: where each comes from.
     """
 
-    __slots__ = ("budgets", "charges", "compared", "names", "packed", "places", "rows", "sizes")
+    __slots__ = (
+        "budgets",
+        "charges",
+        "compared",
+        "names",
+        "packed",
+        "places",
+        "rows",
+        "shares",
+        "sizes",
+    )
 
     def __init__(self, charges: tuple[Charge, ...], places: tuple[Place, ...]) -> None:
         self.charges, self.places = charges, places
@@ -104,6 +114,8 @@ class ChargeSet:
         self.sizes = tuple((it[2], it[2] * MINUTE_US if it[3] else 0) for it in self.rows)
         # When their budgets were last compared with the ledger; the rebuilder's own count.
         self.compared = 0
+        # What the local share makes of the charges; its own note. None = not yet asked.
+        self.shares: tuple[Charge, ...] | None = None
         # Positions of those that count money.
         self.budgets = tuple(idx for idx, it in enumerate(charges) if it.kind.is_budget)
 

@@ -21,7 +21,7 @@ class RateLimitSettings(RpcServiceSettings):
         description="Where limits, leases and holds are kept. Should write an append-only file.",
     )
     redis_timeout_s: float = Field(
-        0.05,
+        0.04,
         gt=0,
         le=5,
         description="Longest wait for Redis before the local share decides. Seconds.",
