@@ -47,7 +47,7 @@ async def test_a_fleet_in_trouble_is_not_asked_again_and_again(fleet_parts: Gate
                 answer = await client.post("/v1/chat/completions", json=chat_body())
                 assert answer.status_code == 200, answer.text
         metrics = fleet_parts.gateway.metrics
-        assert metrics.retries.labels("made")._value.get() == 1
-        assert metrics.retries.labels("refused")._value.get() == 3
+        assert metrics.retries.labels("made").value == 1
+        assert metrics.retries.labels("refused").value == 3
     finally:
         await fleet_parts.close()

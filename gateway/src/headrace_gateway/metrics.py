@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from headrace_common.loop_metrics import LoopCounter, LoopHistogram
 from headrace_common.metrics import LATENCY_BUCKETS_S
 
 
@@ -11,7 +12,7 @@ class GatewayMetrics:
     """What the gateway counts. No label value ever comes from a client."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(
+        self.requests = LoopCounter(
             "headrace_gateway_requests",
             "Requests that ended, by endpoint and outcome: ok, output_blocked or a reason.",
             ["endpoint", "outcome"],
@@ -22,21 +23,21 @@ class GatewayMetrics:
             "Requests being served on the generating endpoints.",
             registry=registry,
         )
-        self.ttft_s = Histogram(
+        self.ttft_s = LoopHistogram(
             "headrace_gateway_ttft_seconds",
             "Request fully read to first token written (streams) or known (whole answers).",
             ["endpoint"],
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
-        self.duration_s = Histogram(
+        self.duration_s = LoopHistogram(
             "headrace_gateway_duration_seconds",
             "Request fully read to last byte written.",
             ["endpoint"],
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
-        self.stage_s = Histogram(
+        self.stage_s = LoopHistogram(
             "headrace_gateway_stage_seconds",
             "Time per stage of a request.",
             ["stage"],
@@ -46,25 +47,25 @@ class GatewayMetrics:
         self._make_counters(registry)
 
     def _make_counters(self, registry: CollectorRegistry) -> None:
-        self.tokens = Counter(
+        self.tokens = LoopCounter(
             "headrace_gateway_tokens",
             "Tokens of closed requests, by kind: prompt (cached included), cached, output.",
             ["kind"],
             registry=registry,
         )
-        self.resumes = Counter(
+        self.resumes = LoopCounter(
             "headrace_gateway_resumes",
             "Attempts given up on a replica and taken to another, by the reason of the failure.",
             ["reason"],
             registry=registry,
         )
-        self.retries = Counter(
+        self.retries = LoopCounter(
             "headrace_gateway_retries",
             "Further attempts at a first token, by outcome: made, or refused by the budget.",
             ["outcome"],
             registry=registry,
         )
-        self.degraded = Counter(
+        self.degraded = LoopCounter(
             "headrace_gateway_degraded",
             "Requests (or parts) served without an answer of the named service.",
             ["service"],
@@ -75,19 +76,19 @@ class GatewayMetrics:
             "Reports of sent text that the guard never got.",
             registry=registry,
         )
-        self.key_lookups = Counter(
+        self.key_lookups = LoopCounter(
             "headrace_gateway_key_lookups",
             "Key checks by where the answer came from: cache, refused_cache, billing, stale.",
             ["source"],
             registry=registry,
         )
-        self.route_reloads = Counter(
+        self.route_reloads = LoopCounter(
             "headrace_gateway_route_reloads",
             "Looks at a changed file of model routes, by outcome: taken, unchanged, refused.",
             ["outcome"],
             registry=registry,
         )
-        self.fallbacks = Counter(
+        self.fallbacks = LoopCounter(
             "headrace_gateway_model_fallbacks",
             "Requests taken to another model before the first byte, by the reason of the failure.",
             ["reason"],

@@ -11,8 +11,10 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from headrace_common.loop_metrics import LoopCounter, LoopHistogram
 
 # Seconds. TTFT and similar: from a cache hit on a GPU to a long prompt on a CPU.
 LATENCY_BUCKETS_S = (
@@ -31,13 +33,13 @@ class RpcMetrics:
     """Calls served, by method and outcome, for every gRPC service."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.calls = Counter(
+        self.calls = LoopCounter(
             "headrace_rpc_calls",
             "Calls that ended, by method and gRPC code.",
             ["method", "code"],
             registry=registry,
         )
-        self.duration_s = Histogram(
+        self.duration_s = LoopHistogram(
             "headrace_rpc_duration_seconds",
             "Time from a call's start to its end.",
             ["method"],

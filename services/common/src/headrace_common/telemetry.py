@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar, Token
 from pathlib import Path
+from random import getrandbits
 from typing import ClassVar
 
-from opentelemetry import context, propagate, trace
+from opentelemetry import propagate, trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
-from opentelemetry.trace import (
-    NonRecordingSpan,
-    Span,
-    SpanContext,
-    SpanKind,
-    StatusCode,
-    TraceFlags,
-)
+from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio, TraceIdRatioBased
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
 from pydantic import Field
 
 from headrace_common.settings import ServiceSettings, config
@@ -36,6 +32,10 @@ _MAX_FILE_BYTES = 64 * 2**20
 _TRACER = trace.get_tracer("headrace")
 # Flags at the end of a trace context: not sampled, with or without a random id.
 _UNSAMPLED = ("-00", "-02")
+_TRACEPARENT = re.compile("00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+# The W3C context of a trace that is not recorded; empty = none, or one that is.
+_UNRECORDED: ContextVar[str] = ContextVar("unrecorded", default="")
+_NO_SPAN = nullcontext(INVALID_SPAN)
 
 Attributes = Mapping[str, str | int | float | bool]
 
@@ -115,7 +115,7 @@ class Telemetry:
         logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
         self._provider = TracerProvider(
             resource=Resource.create({"service.name": service}),
-            sampler=ParentBasedTraceIdRatio(settings.sample_ratio),
+            sampler=_RatioSampler(settings.sample_ratio),
         )
         if settings.trace_dir is not None:
             self._add(JsonLinesExporter(settings.trace_dir / f"{service}.jsonl", service))
@@ -147,36 +147,65 @@ def span(
     """Run a block inside a span, the current one's child or *traceparent*'s.
 
     An exception ends the span as failed and goes on up. Inside a trace that is not recorded no
-    span is made: the block runs under the one there is, which costs a fiftieth.
+    span is made: only its name is carried on, which costs a fiftieth.
     """
     if traceparent is None:
-        current = trace.get_current_span()
-        place = current.get_span_context()
-        if place.is_valid and not place.trace_flags.sampled:
-            return nullcontext(current)
-    elif traceparent.endswith(_UNSAMPLED):
-        with suppress(ValueError):
-            return _Unrecorded(traceparent)
+        if _UNRECORDED.get():
+            return _NO_SPAN
+        if not trace.get_current_span().get_span_context().is_valid:
+            unsampled = _unsampled_root()
+            if unsampled:
+                return _Unrecorded(unsampled)
+    elif traceparent.endswith(_UNSAMPLED) and _TRACEPARENT.fullmatch(traceparent):
+        return _Unrecorded(traceparent)
     return _recorded(name, traceparent, kind, attributes)
 
 
-class _Unrecorded(AbstractContextManager[Span]):
-    """Carries on a trace that nobody records; raises `ValueError` if it cannot be read."""
+def _unsampled_root() -> str:
+    """Begin a trace that nobody records; empty = this one is to be recorded, or nobody can say."""
+    sampler = getattr(trace.get_tracer_provider(), "sampler", None)
+    if not isinstance(sampler, _RatioSampler):
+        return ""
+    trace_id = getrandbits(128) or 1
+    if sampler.takes(trace_id):
+        return ""
+    return f"00-{trace_id:032x}-{getrandbits(64) or 1:016x}-00"
 
-    __slots__ = ("_span", "_token")
+
+class _RatioSampler(ParentBasedTraceIdRatio):
+    """Takes a share of new traces; the rest is decided before any span is made."""
+
+    def __init__(self, ratio: float) -> None:
+        super().__init__(ratio)
+        self._ratio = TraceIdRatioBased(ratio)
+
+    def takes(self, trace_id: int) -> bool:
+        """Whether a new trace of this id is recorded."""
+        return bool(trace_id & TraceIdRatioBased.TRACE_ID_LIMIT < self._ratio.bound)
+
+
+class _Unrecorded(AbstractContextManager[Span]):
+    """Carries on a trace that nobody records: its name, and no span."""
+
+    __slots__ = ("_token", "_traceparent")
 
     def __init__(self, traceparent: str) -> None:
-        _, trace_id, span_id, flags = traceparent.split("-")
-        self._span = NonRecordingSpan(
-            SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(int(flags, 16)))
-        )
+        self._traceparent = traceparent
 
     def __enter__(self) -> Span:
-        self._token = context.attach(trace.set_span_in_context(self._span))
-        return self._span
+        self._token = _UNRECORDED.set(self._traceparent)
+        return INVALID_SPAN
 
     def __exit__(self, *exc_info: object) -> None:
-        context.detach(self._token)
+        _leave(self._token)
+
+
+def _leave(token: Token[str]) -> None:
+    try:
+        _UNRECORDED.reset(token)
+    except ValueError:
+        # A generator that was closed from another task: that one's context is not ours to change.
+        return
 
 
 @contextmanager
@@ -184,10 +213,14 @@ def _recorded(
     name: str, traceparent: str | None, kind: SpanKind, attributes: Attributes | None
 ) -> Iterator[Span]:
     parent = propagate.extract({"traceparent": traceparent}) if traceparent else None
-    with _TRACER.start_as_current_span(
-        name, context=parent, kind=kind, attributes=attributes
-    ) as it:
-        yield it
+    token = _UNRECORDED.set("")
+    try:
+        with _TRACER.start_as_current_span(
+            name, context=parent, kind=kind, attributes=attributes
+        ) as it:
+            yield it
+    finally:
+        _leave(token)
 
 
 def start_span(name: str, traceparent: str, *, kind: SpanKind = SpanKind.SERVER) -> Span:
@@ -198,6 +231,8 @@ def start_span(name: str, traceparent: str, *, kind: SpanKind = SpanKind.SERVER)
 
 def current_traceparent() -> str:
     """Return the W3C trace context of the current span; empty if there is none."""
+    if unrecorded := _UNRECORDED.get():
+        return unrecorded
     place = trace.get_current_span().get_span_context()
     if not place.is_valid:
         return ""
@@ -206,12 +241,14 @@ def current_traceparent() -> str:
 
 def sampled_traceparent() -> str:
     """Return the W3C trace context if the current span is recorded, else nothing: it costs less."""
-    if not trace.get_current_span().get_span_context().trace_flags.sampled:
+    if _UNRECORDED.get() or not trace.get_current_span().get_span_context().trace_flags.sampled:
         return ""
     return current_traceparent()
 
 
 def current_trace_id() -> str:
     """Return the current trace id as 32 hex digits; empty if there is none."""
+    if unrecorded := _UNRECORDED.get():
+        return unrecorded[3:35]
     place = trace.get_current_span().get_span_context()
     return f"{place.trace_id:032x}" if place.is_valid else ""
