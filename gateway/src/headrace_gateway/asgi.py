@@ -111,7 +111,7 @@ class ApiRoute(ABC):
         """Answer one request; never raises."""
         context = self._context
         request_id = new_request_id(context.clock)
-        exchange = HttpExchange(scope, receive, send, context.limits.slow_reader_s)
+        exchange = HttpExchange(scope, receive, context.limits.slow_reader_s)
         exchange.headers += [(name, request_id.encode()) for name in self._form.id_headers]
         outcome, started_s = "CANCELLED", context.clock.now_s()
         context.metrics.running.inc()

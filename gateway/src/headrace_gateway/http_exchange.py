@@ -21,7 +21,7 @@ Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# Key in scope["extensions"] under which our server shows the `Connection`.
+# Key in scope["extensions"] under which our server shows the `Connection` and the `Reply`.
 CONNECTION_EXTENSION = "headrace.connection"
 _BODY_TIMEOUT_S = 30.0
 _JSON = (b"content-type", b"application/json")
@@ -49,18 +49,40 @@ class Connection(Protocol):
         ...
 
 
+class Reply(Protocol):
+    """One request at our server: what ASGI's messages would carry, without the messages."""
+
+    def whole_body(self) -> bytes | None:
+        """Return the request's body if all of it is here, once."""
+        ...
+
+    def begin(self, status: int, headers: Headers, body: bytes, *, is_whole: bool) -> None:
+        """Write the status line, the headers and the first of the body, or all of it."""
+        ...
+
+    def go_on(self, body: bytes, *, is_last: bool) -> None:
+        """Write more of the body."""
+        ...
+
+    async def drain(self) -> None:
+        """Wait until the client has read enough."""
+        ...
+
+
 class HttpExchange:
     """A request being answered. Reads and writes belong to one request's tasks.
 
     Args:
-        scope, receive, send: ASGI's.
+        scope, receive: ASGI's.
         slow_reader_s: a write that waits longer cuts the connection.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, slow_reader_s: float) -> None:
-        self._scope, self._receive, self._send = scope, receive, send
+    def __init__(self, scope: Scope, receive: Receive, slow_reader_s: float) -> None:
+        self._scope, self._receive = scope, receive
         self._slow_reader_s = slow_reader_s
-        self._connection: Connection = scope["extensions"][CONNECTION_EXTENSION]["is"]
+        ours = scope["extensions"][CONNECTION_EXTENSION]
+        self._connection: Connection = ours["is"]
+        self._reply: Reply = ours["reply"]
         self._on_gone: Callable[[], None] = _nothing
         # Sent with the status line, whatever the answer.
         self.headers: Headers = []
@@ -99,6 +121,11 @@ class HttpExchange:
         declared = self.header(b"content-length")
         if declared.isdigit() and int(declared) > max_bytes:
             raise _too_large(max_bytes)
+        # With short requests it came in one read with the head.
+        if (body := self._reply.whole_body()) is not None:
+            if len(body) > max_bytes:
+                raise _too_large(max_bytes)
+            return body
         try:
             async with asyncio.timeout(_BODY_TIMEOUT_S):
                 return await self._collect(max_bytes)
@@ -120,26 +147,25 @@ class HttpExchange:
 
     async def send_json(self, status: int, body: bytes, extra: Headers | None = None) -> None:
         """Send a whole answer."""
-        headers = [
-            _JSON,
-            (b"content-length", b"%d" % len(body)),
-            *self.headers,
-            *(extra or ()),
-        ]
+        headers = [_JSON, *self.headers, *(extra or ())]
         self.has_begun = self.is_over = True
-        await self._write({"type": "http.response.start", "status": status, "headers": headers})
-        await self._write({"type": "http.response.body", "body": body})
+        if self._connection.is_paused:
+            await self._drain()
+        self._reply.begin(status, headers, body, is_whole=True)
 
     async def begin_stream(self) -> None:
         """Send the status line of an event stream."""
         self.has_begun = True
-        headers = [*_EVENT_STREAM, *self.headers]
-        await self._write({"type": "http.response.start", "status": 200, "headers": headers})
+        if self._connection.is_paused:
+            await self._drain()
+        self._reply.begin(200, [*_EVENT_STREAM, *self.headers], b"", is_whole=False)
 
     async def send_events(self, events: bytes, *, is_last: bool = False) -> None:
         """Send whole events."""
         self.is_over = self.is_over or is_last
-        await self._write({"type": "http.response.body", "body": events, "more_body": not is_last})
+        if self._connection.is_paused:
+            await self._drain()
+        self._reply.go_on(events, is_last=is_last)
 
     def abort(self) -> None:
         """Cut the connection now, unsent bytes included."""
@@ -167,19 +193,15 @@ class HttpExchange:
             if not message.get("more_body", False):
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def _write(self, message: Event) -> None:
-        """Write; the server's own buffer (64 KiB) is the only one.
+    async def _drain(self) -> None:
+        """Wait for the client to read; the server's own buffer (64 KiB) is the only one.
 
         Raises:
             SlowReaderError: the client did not read for `slow_reader_s`.
         """
-        if not self._connection.is_paused:
-            # Waits for nobody, so it needs no timer.
-            await self._send(message)
-            return
         try:
             async with asyncio.timeout(self._slow_reader_s):
-                await self._send(message)
+                await self._reply.drain()
         except TimeoutError:
             self.abort()
             raise SlowReaderError from None

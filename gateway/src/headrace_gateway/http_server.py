@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import Callable, Iterator
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from headrace_common.settings import split_address
+from headrace_gateway.error_body import Headers
 from headrace_gateway.http_exchange import CONNECTION_EXTENSION, AsgiApp
 
 # Above the usual 60 s of load balancers, so that they close idle connections and not we.
@@ -32,6 +38,65 @@ _LAST_WORDS_S = 5.0
 _SEND_BUFFER_BYTES = 256 * 1024
 
 
+class _Reply:
+    """uvicorn's cycle of one request, read and written without ASGI's messages.
+
+    A whole answer is one write; names and values of headers are looked through once, together.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def whole_body(self) -> bytes | None:
+        cycle = self._cycle
+        if cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        return body
+
+    def begin(self, status: int, headers: Headers, body: bytes, *, is_whole: bool) -> None:
+        cycle = self._cycle
+        if cycle.disconnected:
+            return
+        cycle.response_started, cycle.waiting_for_100_continue = True, False
+        fields = [*cycle.default_headers, *headers]
+        block = b"".join([b"%s: %s\r\n" % field for field in fields])
+        if not block.count(b"\n") == block.count(b"\r") == len(fields) or b"\0" in block:
+            raise RuntimeError("a header would break the answer's head")
+        end = b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n"
+        if is_whole:
+            cycle.chunked_encoding = False
+            size = b"content-length: %d\r\n" % len(body)
+            if cycle.scope["method"] == "HEAD":
+                body = b""
+            cycle.transport.write(b"".join((STATUS_LINE[status], block, size, end, body)))
+            self._complete()
+        else:
+            cycle.chunked_encoding = True
+            head = (STATUS_LINE[status], block, b"transfer-encoding: chunked\r\n", end)
+            cycle.transport.write(b"".join(head))
+
+    def go_on(self, body: bytes, *, is_last: bool) -> None:
+        cycle = self._cycle
+        if cycle.disconnected or cycle.response_complete:
+            return
+        chunk = b"%x\r\n%s\r\n" % (len(body), body) if body else b""
+        cycle.transport.write(chunk + b"0\r\n\r\n" if is_last else chunk)
+        if is_last:
+            self._complete()
+
+    async def drain(self) -> None:
+        await self._cycle.flow.drain()
+
+    def _complete(self) -> None:
+        cycle = self._cycle
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()
+
+
 class _Protocol(HttpToolsProtocol):
     """Bounds a request's head in time and size; shows itself to the app as its `Connection`.
 
@@ -41,7 +106,9 @@ class _Protocol(HttpToolsProtocol):
     """
 
     head_s = _HEAD_S
-    _head_timer: asyncio.TimerHandle | None = None
+    # One timer for both bounds; requests only move them. Idle time may end some seconds late.
+    _timer: asyncio.TimerHandle | None = None
+    _head_due_s = _idle_due_s = math.inf
     _head_bytes = 0
     _is_in_head = False
     # The head that the parser reads next was read before.
@@ -62,14 +129,15 @@ class _Protocol(HttpToolsProtocol):
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
+        if self._timer is not None:
+            self._timer.cancel()
         super().connection_lost(exc)
         self.is_lost = True
         if self.watcher is not None:
             self.watcher()
 
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
+        self._idle_due_s = math.inf
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
@@ -102,15 +170,23 @@ class _Protocol(HttpToolsProtocol):
             self._skips_head = False
             return
         self._is_in_head = False
-        self._stop_timer()
+        self._head_due_s = math.inf
         super().on_headers_complete()
+        self.scope["extensions"][CONNECTION_EXTENSION]["reply"] = _Reply(self.cycle)
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        """As uvicorn's own, which sets a timer anew for each answer."""
+        self.server_state.total_requests += 1
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
+            else:
+                self._idle_due_s = self.loop.time() + self.timeout_keep_alive
         if self.cycle.response_complete:
             self._expect_head()
 
@@ -125,13 +201,25 @@ class _Protocol(HttpToolsProtocol):
         self.data_received(b"".join((b"POST / HTTP/1.1\r\n", *lengths, b"\r\n", rest)))
 
     def _expect_head(self) -> None:
-        self._stop_timer()
-        self._head_timer = self.loop.call_later(self.head_s, self.transport.abort)
+        self._head_due_s = self.loop.time() + self.head_s
+        if self._timer is None:
+            self._look_again(self.loop.time())
 
-    def _stop_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _look_again(self, now_s: float) -> None:
+        self._timer = None
+        due_s = min(self._head_due_s, self._idle_due_s)
+        if due_s < math.inf:
+            self._timer = self.loop.call_later(due_s - now_s, self._look)
+
+    def _look(self) -> None:
+        now_s = self.loop.time()
+        if now_s >= self._head_due_s:
+            self.transport.abort()
+            return
+        if now_s >= self._idle_due_s:
+            self._idle_due_s = math.inf
+            self.transport.close()
+        self._look_again(now_s)
 
     def _refuse_head(self) -> None:
         self._is_in_head = False
