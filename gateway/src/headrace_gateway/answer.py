@@ -308,6 +308,9 @@ class Answer:
 def total_usage(jobs: Sequence[Job]) -> TokenUsage:
     """Sum the counts of a request's jobs."""
     total = TokenUsage()
+    if len(jobs) == 1:
+        total.CopyFrom(jobs[0].usage)
+        return total
     for job in jobs:
         for name in (
             "prompt_tokens",

@@ -115,8 +115,9 @@ class Job:
 
     def resumed(self) -> pb.GenerateRequest:
         """Return the request for the next attempt: with what was made so far."""
-        request = pb.GenerateRequest()
-        request.CopyFrom(self.generate)
+        if not self.tokens:
+            return self.generate
+        request = _copied(self.generate)
         for choice_idx in sorted(self.tokens):
             request.resume.append(
                 pb.ResumeChoice(choice_idx=choice_idx, output_token_ids=self.tokens[choice_idx])
@@ -339,6 +340,7 @@ class Generator:
         with self.directory.running_on(attempt.ref, attempt.address, lose):
             request = job.resumed()
             if attempt.prefill_address:
+                request = _copied(request)
                 request.kv_source.address = attempt.prefill_address
             call = await self.workers.generate(attempt.address, request, deadline_s - started_s)
             calls.append(call)
@@ -357,6 +359,12 @@ class Generator:
                         await gate()
         if not job.is_done:
             raise ReplicaLost("The replica ended before the answer did.")
+
+
+def _copied(request: pb.GenerateRequest) -> pb.GenerateRequest:
+    copy = pb.GenerateRequest()
+    copy.CopyFrom(request)
+    return copy
 
 
 def _note_times(job: Job, router_queue_s: float, event: pb.GenerateEvent) -> None:
@@ -389,13 +397,14 @@ def _take(job: Job, ref: ReplicaRef, event: pb.GenerateEvent) -> bool:
     if job.generate.HasField("text"):
         return _take_text(job, event)
     # Counted here: a worker that took over counts again what it redid of ended choices.
-    job.usage.output_tokens = sum(len(ids) for ids in job.tokens.values())
+    job.usage.output_tokens = sum([len(ids) for ids in job.tokens.values()])
     return has_tokens
 
 
 def _drop_ended(job: Job, event: pb.GenerateEvent) -> None:
-    for delta in [delta for delta in event.deltas if delta.choice_idx in job.finished]:
-        event.deltas.remove(delta)
+    if job.finished:
+        for delta in [delta for delta in event.deltas if delta.choice_idx in job.finished]:
+            event.deltas.remove(delta)
 
 
 def _take_text(job: Job, event: pb.GenerateEvent) -> bool:

@@ -105,7 +105,10 @@ class HttpExchange:
 
     def header(self, name: bytes) -> bytes:
         """Return a request header; empty if absent."""
-        return next((value for key, value in self.request_headers if key == name), b"")
+        for key, value in self.request_headers:
+            if key == name:
+                return value
+        return b""
 
     async def read_body(self, max_bytes: int) -> bytes:
         """Read the whole body.

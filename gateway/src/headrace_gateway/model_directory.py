@@ -11,8 +11,8 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -155,22 +155,26 @@ class ModelDirectory:
             raise NoReplica("No replica serves this model now.", retry_after_s=1.0)
         return min(candidates, key=self._load)
 
-    @contextmanager
-    def running_on(self, ref: ReplicaRef, address: str, on_lost: OnLost) -> Iterator[None]:
+    def running_on(
+        self, ref: ReplicaRef, address: str, on_lost: OnLost
+    ) -> AbstractContextManager[None]:
         """Count a request on a replica; call *on_lost* if the fleet learns that it is stuck."""
-        key = ref_key(ref)
+        return _Running(self, ref_key(ref), address, on_lost)
+
+    def begin_on(self, key: RefKey, address: str, on_lost: OnLost) -> None:
+        """See `running_on`."""
         self._running[key] += 1
         self._addresses[address] += 1
-        callbacks = self._on_lost.setdefault(key, set())
-        callbacks.add(on_lost)
-        try:
-            yield
-        finally:
-            callbacks.discard(on_lost)
-            if not callbacks and self._on_lost.get(key) is callbacks:
-                del self._on_lost[key]
-            _count_down(self._running, key)
-            _count_down(self._addresses, address)
+        self._on_lost.setdefault(key, set()).add(on_lost)
+
+    def end_on(self, key: RefKey, address: str, on_lost: OnLost) -> None:
+        """Count it no more."""
+        callbacks = self._on_lost.get(key, set())
+        callbacks.discard(on_lost)
+        if not callbacks:
+            self._on_lost.pop(key, None)
+        _count_down(self._running, key)
+        _count_down(self._addresses, address)
 
     def _load(self, replica: Replica) -> tuple[int, int]:
         load = replica.load
@@ -245,6 +249,23 @@ class ModelDirectory:
             for replica in self._replicas.values()
             if any(other.tokenizer_sha256 == card.tokenizer_sha256 for other in replica.models)
         ]
+
+
+class _Running(AbstractContextManager[None]):
+    """One request on a replica."""
+
+    __slots__ = ("_directory", "_where")
+
+    def __init__(
+        self, directory: ModelDirectory, key: RefKey, address: str, on_lost: OnLost
+    ) -> None:
+        self._directory, self._where = directory, (key, address, on_lost)
+
+    def __enter__(self) -> None:
+        self._directory.begin_on(*self._where)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._directory.end_on(*self._where)
 
 
 def _count_down(counter: Counter[_K], key: _K) -> None:

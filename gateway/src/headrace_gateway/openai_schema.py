@@ -227,8 +227,10 @@ def _add_best_of(request: ApiRequest, asked: CompletionBody) -> None:
 
 
 def _template_args(chat: ChatBody) -> dict[str, Any]:
-    given = dict(chat.chat_template_kwargs or {})
-    check_depth(given, "chat_template_kwargs")
+    given: dict[str, Any] = {}
+    if chat.chat_template_kwargs:
+        given = dict(chat.chat_template_kwargs)
+        check_depth(given, "chat_template_kwargs")
     if chat.reasoning_effort is not None:
         given["reasoning_effort"] = chat.reasoning_effort
     return given

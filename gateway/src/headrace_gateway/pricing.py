@@ -38,6 +38,9 @@ class PriceBook:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._rows: dict[tuple[str, int], list[Price]] = {}
+        # What was found in this second: which rows are in effect changes at whole seconds only.
+        self._found: dict[tuple[str, int], Rates] = {}
+        self._found_unix_s = 0
         self.version = 0
 
     @property
@@ -48,7 +51,7 @@ class PriceBook:
     def load(self, table: PriceTable) -> None:
         """Take a newer table."""
         self.version = table.version
-        self._rows = {}
+        self._rows, self._found = {}, {}
         for row in _newest_first(table.prices):
             self._rows.setdefault((row.model, row.tier or _STANDARD), []).append(row)
 
@@ -59,6 +62,14 @@ class PriceBook:
         ledger (`headrace_billing.prices` says how a row is chosen).
         """
         now = int(self._clock.unix_s())
+        if now != self._found_unix_s:
+            self._found, self._found_unix_s = {}, now
+        rates = self._found.get((model, tier))
+        if rates is None:
+            rates = self._found[model, tier] = self._find(model, tier, now)
+        return rates
+
+    def _find(self, model: str, tier: int, now: int) -> Rates:
         levels = []
         for name in (model, _ANY_MODEL):
             for wanted in dict.fromkeys((tier, _STANDARD)):
@@ -83,6 +94,8 @@ class Rates:
     def of(self, prompt_tokens: int) -> Price | None:
         """Return the row for a prompt of so many tokens, None if no row covers it."""
         for level in self.levels:
+            if len(level) == 1 and not level[0].from_prompt_tokens:
+                return level[0]
             rows = [row for row in level if row.from_prompt_tokens <= prompt_tokens]
             if rows:
                 return max(rows, key=_rank)
@@ -139,6 +152,8 @@ def hold_nano_usd(rates: Rates, prompt_tokens: int, output_tokens: int) -> int:
 
 def _reachable(rates: Rates, prompt_tokens: int) -> list[Price]:
     # A request may end with fewer prompt tokens counted than it was admitted with.
+    if len(rates.levels) == 1 and len(rates.levels[0]) == 1:
+        return list(rates.up_to(prompt_tokens))
     edges = {0, prompt_tokens, *(row.from_prompt_tokens for row in rates.up_to(prompt_tokens))}
     return [row for edge in sorted(edges) if (row := rates.of(edge)) is not None]
 

@@ -52,15 +52,29 @@ _KINDS = (
     ),
 )
 
+_SUFFIXES = {dimension: suffix for suffix, dimensions in _KINDS for dimension in dimensions}
+# Names as the headers give them, by level and dimension.
+_NAMED = {
+    (level, dimension): f"{name}-{form.name}"
+    for level, name in _LEVELS.items()
+    for dimension, form in _FORMS.items()
+}
+
 
 def header_pairs(states: Iterable[pb.DimensionState]) -> list[tuple[str, str]]:
     """Return the headers that tell of these limits; none if there are no limits."""
     told = [state for state in states if state.dimension in _FORMS]
+    nearest: dict[str, pb.DimensionState] = {}
+    for state in told:
+        suffix = _SUFFIXES.get(state.dimension)
+        if suffix is not None:
+            known = nearest.get(suffix)
+            if known is None or state.remaining < known.remaining:
+                nearest[suffix] = state
     pairs = []
-    for suffix, dimensions in _KINDS:
-        matching = [state for state in told if state.dimension in dimensions]
-        if matching:
-            state = min(matching, key=lambda it: it.remaining)
+    for suffix, _ in _KINDS:
+        if suffix in nearest:
+            state = nearest[suffix]
             pairs += [
                 (f"x-ratelimit-limit-{suffix}", str(state.limit)),
                 (f"x-ratelimit-remaining-{suffix}", str(state.remaining)),
@@ -68,8 +82,8 @@ def header_pairs(states: Iterable[pb.DimensionState]) -> list[tuple[str, str]]:
             ]
     if told:
         pairs += [
-            ("ratelimit-policy", ", ".join(_policy(state) for state in told)),
-            ("ratelimit", ", ".join(_standing(state) for state in told)),
+            ("ratelimit-policy", ", ".join([_policy(state) for state in told])),
+            ("ratelimit", ", ".join([_standing(state) for state in told])),
         ]
     return pairs
 
@@ -102,4 +116,4 @@ def _standing(state: pb.DimensionState) -> str:
 
 
 def _name(state: pb.DimensionState) -> str:
-    return f"{_LEVELS.get(state.level, 'key')}-{_FORMS[state.dimension].name}"
+    return _NAMED.get((state.level, state.dimension)) or f"key-{_FORMS[state.dimension].name}"

@@ -23,8 +23,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from headrace_common.clock import Clock, unix_us
 from headrace_common.errors import (
@@ -35,7 +36,7 @@ from headrace_common.errors import (
     Unavailable,
 )
 from headrace_common.lifecycle import cancel_and_wait
-from headrace_common.telemetry import span
+from headrace_common.telemetry import is_recorded, span
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway.admission import Admission, Lease
@@ -150,14 +151,13 @@ class RequestFlow:
         try:
             try:
                 if num_chars(request) <= _GUARD_LATER_CHARS or request.unsupported:
+                    # On its way before a long text is encoded, which happens on a thread.
                     verdict = await self._ask_guard(visit)
-                    # One turn of the loop, so that the question is on its way before encoding.
-                    await asyncio.sleep(0)
                 prompts = await self._encode(visit, model, verdict)
                 verdict = verdict or await self._ask_guard(visit)
                 account = self._account(visit)
                 reserve = self._reservation(visit, prompts, account)
-                with span("admit"), self._stage(visit, "admit"):
+                with _Stage(self, visit, "admit"):
                     lease = await self.admission.admit(
                         visit.principal, visit.request_id, reserve, request.model
                     )
@@ -200,7 +200,7 @@ class RequestFlow:
             try:
                 return await verdict.result()
             finally:
-                self._note_stage(visit, "guard", verdict.elapsed_s)
+                self.note_stage(visit, "guard", verdict.elapsed_s)
 
     async def _encode(
         self, visit: Visit, model: ServedModel, verdict: PendingVerdict | None
@@ -209,7 +209,7 @@ class RequestFlow:
         try:
             if visit.request.unsupported is not None:
                 raise visit.request.unsupported
-            with span("tokenise"), self._stage(visit, "tokenise"):
+            with _Stage(self, visit, "tokenise"):
                 return await self.intake.encode(visit.request, model, visit.principal)
         except HeadraceError:
             if verdict is not None:
@@ -257,8 +257,8 @@ class RequestFlow:
             ending = self._ending(visit, error)
             raise
         finally:
-            with span("close"), self._stage(visit, "close"):
-                await asyncio.shield(self._later(self._close(visit, admitted, ending)))
+            with _Stage(self, visit, "close"):
+                await _outlived(self._later(self._close(visit, admitted, ending)))
         await sink.end(total_usage(visit.jobs))
 
     async def _work(self, visit: Visit, admitted: _Admitted) -> Sink | VectorSink:
@@ -268,6 +268,8 @@ class RequestFlow:
             try:
                 if isinstance(sink, VectorSink):
                     await self._embed(visit, sink)
+                elif not visit.request.streaming.is_stream:
+                    await self._answer(visit, sink)
                 else:
                     async with self._kept_alive(visit, sink):
                         await self._answer(visit, sink)
@@ -369,9 +371,6 @@ class RequestFlow:
 
     @contextlib.asynccontextmanager
     async def _kept_alive(self, visit: Visit, sink: Sink) -> AsyncIterator[None]:
-        if not visit.request.streaming.is_stream:
-            yield
-            return
         every_s = self.limits.keep_alive_s
         tasks: list[asyncio.Task[None]] = []
 
@@ -451,7 +450,7 @@ class RequestFlow:
             # Kept in memory and written once the disk takes it; the client's answer is complete.
             self.metrics.degraded.labels("outbox").inc()
             _log.warning("%s is closed, not yet on disk: %s", visit.request_id, error)
-        if settling is not None:
+        if settling is not None and not settling.done():
             await asyncio.wait({settling}, timeout=_SETTLE_WAIT_S)
         for kind, count in (
             ("prompt", usage.prompt_tokens),
@@ -472,17 +471,44 @@ class RequestFlow:
         task.add_done_callback(self._closings.discard)
         return task
 
-    @contextlib.contextmanager
-    def _stage(self, visit: Visit, name: str) -> Iterator[None]:
-        started_s = self.clock.now_s()
-        try:
-            yield
-        finally:
-            self._note_stage(visit, name, self.clock.now_s() - started_s)
-
-    def _note_stage(self, visit: Visit, name: str, elapsed_s: float) -> None:
+    def note_stage(self, visit: Visit, name: str, elapsed_s: float) -> None:
+        """Note how long a stage took."""
         visit.stages_s[name] = elapsed_s
         self.metrics.stage_s.labels(name).observe(elapsed_s)
+
+
+class _Stage:
+    """A block whose time is noted, inside a span if the trace is recorded."""
+
+    __slots__ = ("_flow", "_name", "_span", "_started_s", "_visit")
+
+    def __init__(self, flow: RequestFlow, visit: Visit, name: str) -> None:
+        self._flow, self._visit, self._name = flow, visit, name
+        self._span = span(name) if is_recorded() else None
+
+    def __enter__(self) -> None:
+        self._started_s = self._flow.clock.now_s()
+        if self._span is not None:
+            self._span.__enter__()
+
+    def __exit__(self, *exc_info: Any) -> None:  # Any: as the language passes them
+        elapsed_s = self._flow.clock.now_s() - self._started_s
+        self._flow.note_stage(self._visit, self._name, elapsed_s)
+        if self._span is not None:
+            self._span.__exit__(*exc_info)
+
+
+async def _outlived(task: asyncio.Task[None]) -> None:
+    """Wait for a task that goes on if the waiter is cancelled: `asyncio.shield` at a tenth."""
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def tell(_: object) -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    task.add_done_callback(tell)
+    await ended
+    task.result()
 
 
 def _start_timeout_s(visit: Visit, left_s: float) -> float:

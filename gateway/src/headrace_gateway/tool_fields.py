@@ -44,6 +44,8 @@ def add_tools(request: ApiRequest, chat: ChatBody) -> None:
 
 def guard_json(request: ApiRequest, value: object, path: str) -> None:
     """Let the guard see every text in a JSON value, joined; it cannot be redacted."""
+    if not value:
+        return
     request.add_guarded(path, guard_pb2.TRUST_OWNER, json_texts(value), None)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator
 
 from headrace_common.errors import NoReplica, ReplicaLost
@@ -32,27 +31,27 @@ class Pick:
 
     def first_token(self, cached_tokens: int, ttft_s: float) -> None:
         """Tell the router that the prompt is computed. A lost router is no error here."""
-        with contextlib.suppress(ReplicaLost):
-            progress = pb.PickProgress(first_token=True, cached_tokens=cached_tokens, ttft_s=ttft_s)
-            self._call.send(pb.PickMessage(progress=progress))
+        self._tell(pb.PickProgress(first_token=True, cached_tokens=cached_tokens, ttft_s=ttft_s))
 
     def output(self, num_tokens: int) -> None:
         """Tell the router now and then how much was generated. A lost router is no error here."""
         if num_tokens - self._told_tokens >= _PROGRESS_TOKENS:
             self._told_tokens = num_tokens
-            with contextlib.suppress(ReplicaLost):
-                progress = pb.PickProgress(output_tokens=num_tokens)
-                self._call.send(pb.PickMessage(progress=progress))
+            self._tell(pb.PickProgress(output_tokens=num_tokens))
 
     def failed(self, reason: str) -> None:
         """Tell the router that the replica failed the request. A lost router is no error here."""
-        with contextlib.suppress(ReplicaLost):
-            progress = pb.PickProgress(failed_reason=reason)
-            self._call.send(pb.PickMessage(progress=progress))
+        self._tell(pb.PickProgress(failed_reason=reason))
 
     def end(self) -> None:
         """Give the load back, once the router has taken what was told before. Idempotent."""
         self._call.finish()
+
+    def _tell(self, progress: pb.PickProgress) -> None:
+        try:
+            self._call.send(pb.PickMessage(progress=progress))
+        except ReplicaLost:
+            return
 
 
 class RouterClient:

@@ -21,13 +21,9 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clocks."""
 
-    def now_s(self) -> float:
-        """Monotonic seconds."""
-        return time.monotonic()
-
-    def unix_s(self) -> float:
-        """Unix seconds."""
-        return time.time()
+    # The functions themselves: a request asks thirty times.
+    now_s = staticmethod(time.monotonic)
+    unix_s = staticmethod(time.time)
 
 
 def unix_us(clock: Clock) -> int:

@@ -18,6 +18,9 @@ KeyId = NewType("KeyId", str)
 LeaseId = NewType("LeaseId", str)
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+# Two characters at a time.
+_PAIRS = [high + low for high in _CROCKFORD for low in _CROCKFORD]
+_SHIFTS = tuple(range(120, -1, -10))
 _SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}\Z")
 
 
@@ -28,7 +31,7 @@ def ulid(clock: Clock) -> str:
 
 def _ulid(unix_ms: int, low_bits: int) -> str:
     value = (unix_ms << 80) | low_bits
-    return "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
+    return "".join([_PAIRS[(value >> shift) & 1023] for shift in _SHIFTS])
 
 
 def new_request_id(clock: Clock) -> RequestId:

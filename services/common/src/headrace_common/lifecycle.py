@@ -102,12 +102,15 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any] | None) -> None:  # Any: res
     If the caller is cancelled meanwhile, that goes on up: a loop that is stopped while it cleans up
     must not start its next turn.
     """
-    live = [task for task in tasks if task is not None and task is not asyncio.current_task()]
+    own = asyncio.current_task()
+    known = [task for task in tasks if task is not None and task is not own]
+    # Most have ended by themselves; those cost no turn of the loop.
+    live = [task for task in known if not task.done()]
     for task in live:
         task.cancel()
     if live:
         await asyncio.wait(live)
-    for task in live:
+    for task in known:
         if not task.cancelled():
             # Marks it as seen.
             task.exception()

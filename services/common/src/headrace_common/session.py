@@ -18,7 +18,6 @@ A broken connection ends all its calls with `ReplicaLost`; the next call makes a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import time
 from collections import deque
@@ -110,16 +109,14 @@ class SessionCall(Generic[Req, Res]):
 
     def half_close(self) -> None:
         """Tell the server that no message follows."""
-        with contextlib.suppress(ReplicaLost):
-            self._session.put(Item(call_id=self._id, kind=Item.KIND_HALF_CLOSE))
+        self._tell(Item(call_id=self._id, kind=Item.KIND_HALF_CLOSE))
 
     def cancel(self) -> None:
         """End the call now. Nothing happens if it has ended."""
         if self._ended:
             return
         self._end()
-        with contextlib.suppress(ReplicaLost):
-            self._session.put(Item(call_id=self._id, kind=Item.KIND_CANCEL))
+        self._tell(Item(call_id=self._id, kind=Item.KIND_CANCEL))
 
     def finish(self) -> None:
         """End the call from this side: the server takes what was sent, then ends regularly.
@@ -187,11 +184,13 @@ class SessionCall(Generic[Req, Res]):
     def _give_credit(self) -> None:
         self._unacknowledged += 1
         if self._unacknowledged >= WINDOW // 2:
-            with contextlib.suppress(ReplicaLost):
-                self._session.put(
-                    Item(call_id=self._id, kind=Item.KIND_CREDIT, credit=self._unacknowledged)
-                )
+            self._tell(Item(call_id=self._id, kind=Item.KIND_CREDIT, credit=self._unacknowledged))
             self._unacknowledged = 0
+
+    def _tell(self, item: Item) -> None:
+        """Put an item whose loss needs no telling: that the stream is gone, the reader learns."""
+        if self._session.is_open:
+            self._session.put(item)
 
 
 class _ClientStream:
@@ -200,16 +199,18 @@ class _ClientStream:
     def __init__(self, address: str) -> None:
         self._calls: dict[int, SessionCall[Message, Message]] = {}
         self._link = link_to(address, self._take, self._fail)
-        self.connect = self._link.connect
+        self._put = self._link.put
+        # From the first answer until the connection is lost.
+        self.is_open = False
 
-    @property
-    def is_open(self) -> bool:
-        return self._link.is_open
+    async def connect(self) -> None:
+        await self._link.connect()
+        self.is_open = self._link.is_open
 
     def put(self, item: Item) -> None:
-        if not self._link.is_open:
+        if not self.is_open:
             raise ReplicaLost("The connection to the peer is gone.")
-        self._link.put(item)
+        self._put(item)
 
     def register(self, call_id: int, call: SessionCall[Message, Message]) -> None:
         self._calls[call_id] = call
@@ -228,6 +229,7 @@ class _ClientStream:
                 call.deliver(item)
 
     def _fail(self) -> None:
+        self.is_open = False
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.deliver(ReplicaLost("The connection to the peer broke."))

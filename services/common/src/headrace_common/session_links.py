@@ -70,6 +70,7 @@ class TcpLink:
     def __init__(self, address: str, on_frame: OnFrame, on_lost: OnLost) -> None:
         self._address = address
         self._socket = FrameSocket(on_frame, on_lost, PREFACE)
+        self.put = self._socket.put
 
     @property
     def is_open(self) -> bool:
@@ -88,10 +89,6 @@ class TcpLink:
         except BaseException:
             self._socket.abort()
             raise
-
-    def put(self, item: Item) -> None:
-        """Add an item to the next frame."""
-        self._socket.put(item)
 
     async def close(self) -> None:
         """Send what was put, then end the connection."""

@@ -223,6 +223,11 @@ def _recorded(
         _leave(token)
 
 
+def is_recorded() -> bool:
+    """Whether spans made now might be recorded: asked where even an empty block is too much."""
+    return not _UNRECORDED.get()
+
+
 def start_span(name: str, traceparent: str, *, kind: SpanKind = SpanKind.SERVER) -> Span:
     """Start *traceparent*'s child, for work that is not a block of code; the caller ends it."""
     parent = propagate.extract({"traceparent": traceparent})
