@@ -88,6 +88,8 @@ class _Choice:
     is_redacted: bool = False
     # Finds calls in the text; None = no function may be called.
     reader: ToolCallReader | None = None
+    # Whether its tokens come with log probabilities.
+    has_logprobs: bool = True
     # Its job, while the prompt is still to be repeated before the first text; then None.
     echoes: Job | None = None
 
@@ -144,11 +146,16 @@ class Answer:
         self._generator, self._jobs, self._check = generator, jobs, check
         self._sink, self._clock, self._on_started = sink, clock, on_started
         self._choices = [
-            _Choice(reader=ToolCallReader() if may_call else None, echoes=job if job.echo else None)
+            _Choice(
+                reader=ToolCallReader() if may_call else None,
+                has_logprobs=job.generate.HasField("logprobs"),
+                echoes=job if job.echo else None,
+            )
             for job in jobs
             for _ in range(job.generate.n)
         ]
         self._is_echo_only = is_echo_only
+        self._num_over = 0
         self._has_started = False
         # Set when a worker has taken a job, or none could.
         self._started = asyncio.Event()
@@ -182,7 +189,7 @@ class Answer:
             await self._sink.begin(len(self._choices))
             async for release in self._check.releases():
                 self._emit(release)
-                is_over = all(choice.is_over for choice in self._choices)
+                is_over = self._num_over >= len(self._choices)
                 if is_over or not self._check.has_ready:
                     await self._flush()
                 if is_over:
@@ -193,7 +200,7 @@ class Answer:
             self._check.close()
 
     async def _settle(self, pump: asyncio.Task[None]) -> None:
-        is_over = all(choice.is_over for choice in self._choices)
+        is_over = self._num_over >= len(self._choices)
         if is_over and not all(job.is_done for job in self._jobs):
             # The guard ended it; the workers need not go on.
             return
@@ -233,9 +240,11 @@ class Answer:
             self._on_started(job)
             self._started.set()
         for delta in event.deltas:
-            choice_idx = job.first_choice_idx + delta.choice_idx
-            self._choices[choice_idx].note(delta)
-            self._check.push(choice_idx, delta.text, is_last=bool(delta.finish_reason))
+            choice_idx, reason = job.first_choice_idx + delta.choice_idx, delta.finish_reason
+            choice = self._choices[choice_idx]
+            if reason or choice.has_logprobs:
+                choice.note(delta)
+            self._check.push(choice_idx, delta.text, is_last=bool(reason))
 
     async def _gate(self) -> None:
         if not self._may_go_on.is_set():
@@ -253,7 +262,7 @@ class Answer:
         if choice.is_over:
             return
         self.num_sent_chars += len(release.text)
-        logprobs = choice.released_logprobs(release)
+        logprobs = choice.released_logprobs(release) if choice.has_logprobs else []
         if release.text or logprobs:
             self.first_text_s = self.first_text_s or self._clock.now_s()
         if choice.echoes is not None:
@@ -267,9 +276,11 @@ class Answer:
             self._emit_pieces(release, choice.reader, logprobs)
         if release.is_blocked:
             self.is_blocked = choice.is_over = True
+            self._num_over += 1
             self._sink.add_finish(release.choice_idx, "content_filter")
         elif release.is_last:
             choice.is_over = True
+            self._num_over += 1
             has_called = choice.reader is not None and choice.reader.num_calls > 0
             is_call = has_called and choice.finish_reason == "stop"
             reason = "tool_calls" if is_call else choice.finish_reason

@@ -112,7 +112,8 @@ class ToolFormat(Protocol):
 
 def encode_text(text: str) -> bytes:
     """Encode a JSON string that survives readers which split lines at Unicode separators."""
-    return escape_separators(orjson.dumps(text))
+    encoded = orjson.dumps(text)
+    return encoded if text.isascii() else escape_separators(encoded)
 
 
 def escape_separators(encoded: bytes) -> bytes:
@@ -150,6 +151,8 @@ class ChatFormat:
     def __init__(self, head: AnswerHead, extras: AnswerExtras | None = None) -> None:
         self._head, self._extras = head, extras or AnswerExtras()
         self._prefix = _prefix(head, "chat.completion.chunk")
+        self._before_index = b"data: " + self._prefix + b'{"index":'
+        self._is_plain = not (self._extras.shown.logprobs or self._extras.shown.token_ids)
 
     def opening(self, choice_idx: int) -> bytes:
         """Return the chunk that names the role."""
@@ -165,6 +168,16 @@ class ChatFormat:
         self, choice_idx: int, text: str, logprobs: Sequence[TokenLogprob] | None, usage: bytes
     ) -> bytes:
         """Return a chunk with text."""
+        if self._is_plain:
+            # Most tokens of most answers: nothing of it changes but the text.
+            return b"%s%d%s%s%s%s}\n\n" % (
+                self._before_index,
+                choice_idx,
+                b',"delta":{"content":',
+                encode_text(text),
+                b'},"logprobs":null,"finish_reason":null}]',
+                usage,
+            )
         delta = b'{"content":' + encode_text(text) + b"}"
         more = more_fields(self._extras.of_output(logprobs))
         shown = self._extras.shown_logprobs(logprobs)

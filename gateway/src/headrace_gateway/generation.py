@@ -346,15 +346,18 @@ class Generator:
             calls.append(call)
             async with call:
                 is_first = True
+                event: pb.GenerateEvent | None
                 while (event := await call.receive()) is not None:
-                    _note_times(job, attempt.queue_s, event)
-                    has_tokens = _take(job, attempt.ref, event)
-                    if has_tokens and is_first:
-                        is_first = False
-                        ttft_s = self.clock.now_s() - started_s
-                        attempt.first_token(cached_tokens(job.usage), ttft_s)
+                    # What came together is one pass: one report, one look at the client.
+                    while event is not None:
+                        has_tokens = _take(job, attempt, event)
+                        if has_tokens and is_first:
+                            is_first = False
+                            ttft_s = self.clock.now_s() - started_s
+                            attempt.first_token(cached_tokens(job.usage), ttft_s)
+                        on_event(job, event)
+                        event = call.take_ready()
                     attempt.output(job.usage.output_tokens - num_before)
-                    on_event(job, event)
                     if not job.is_done:
                         await gate()
         if not job.is_done:
@@ -367,31 +370,44 @@ def _copied(request: pb.GenerateRequest) -> pb.GenerateRequest:
     return copy
 
 
-def _note_times(job: Job, router_queue_s: float, event: pb.GenerateEvent) -> None:
-    if event.HasField("started") and job.queue_s is None:
-        job.queue_s = router_queue_s + event.started.queue_s
+def _note_start(job: Job, attempt: _Attempt, started: pb.Started) -> None:
+    if job.queue_s is None:
+        job.queue_s = attempt.queue_s + started.queue_s
+    ref = started.replica if started.HasField("replica") else attempt.ref
+    if not job.replicas or ref_key(job.replicas[-1]) != ref_key(ref):
+        job.replicas.append(ref)
+
+
+def _note_end(job: Job, delta: pb.ChoiceDelta) -> None:
+    if delta.finish_reason == pb.FINISH_REASON_ABORT:
+        raise ReplicaLost("The replica gave the request up.")
+    job.finished.add(delta.choice_idx)
+
+
+def _note_rest(job: Job, event: pb.GenerateEvent) -> None:
     if event.HasField("timings"):
         job.timings = event.timings
-
-
-def _take(job: Job, ref: ReplicaRef, event: pb.GenerateEvent) -> bool:
-    """Note an event in the job; drop deltas of choices that ended on an earlier replica."""
-    if event.HasField("started"):
-        started = event.started.replica if event.started.HasField("replica") else ref
-        if not job.replicas or ref_key(job.replicas[-1]) != ref_key(started):
-            job.replicas.append(started)
-    _drop_ended(job, event)
     if event.prompt_logprobs:
         job.prompt_logprobs = list(event.prompt_logprobs)
-    has_tokens = False
+
+
+def _take(job: Job, attempt: _Attempt, event: pb.GenerateEvent) -> bool:
+    """Note an event in the job; drop deltas of choices that ended on an earlier replica."""
+    if event.HasField("started"):
+        _note_start(job, attempt, event.started)
+    if job.finished:
+        _drop_ended(job, event)
+    has_tokens, is_edge = False, not job.tokens
     for delta in event.deltas:
-        if delta.token_ids:
+        if ids := delta.token_ids:
             has_tokens = True
-            job.tokens.setdefault(delta.choice_idx, []).extend(delta.token_ids)
-        if delta.finish_reason == pb.FINISH_REASON_ABORT:
-            raise ReplicaLost("The replica gave the request up.")
+            job.tokens.setdefault(delta.choice_idx, []).extend(ids)
         if delta.finish_reason:
-            job.finished.add(delta.choice_idx)
+            is_edge = True
+            _note_end(job, delta)
+    if is_edge or not has_tokens:
+        # What comes once comes first or last.
+        _note_rest(job, event)
     if event.usage.prompt_tokens:
         job.usage.CopyFrom(event.usage)
     if job.generate.HasField("text"):
@@ -402,9 +418,8 @@ def _take(job: Job, ref: ReplicaRef, event: pb.GenerateEvent) -> bool:
 
 
 def _drop_ended(job: Job, event: pb.GenerateEvent) -> None:
-    if job.finished:
-        for delta in [delta for delta in event.deltas if delta.choice_idx in job.finished]:
-            event.deltas.remove(delta)
+    for delta in [delta for delta in event.deltas if delta.choice_idx in job.finished]:
+        event.deltas.remove(delta)
 
 
 def _take_text(job: Job, event: pb.GenerateEvent) -> bool:

@@ -85,7 +85,10 @@ class OutputCheck:
         if self._call is None:
             self._unguarded.put_nowait(Release(choice_idx, text, is_last))
             return
-        self._held.setdefault(choice_idx, deque()).append(text)
+        held = self._held.get(choice_idx)
+        if held is None:
+            held = self._held[choice_idx] = deque()
+        held.append(text)
         if is_last:
             self._ends.add(choice_idx)
         message = pb.OutputText(choice_idx=choice_idx, text=text, last=is_last)

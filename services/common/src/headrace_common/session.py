@@ -42,6 +42,7 @@ from headrace_contracts.session.v1.session_pb2 import Frame, Item
 
 # Messages a server may send before the reader has taken any.
 WINDOW = 64
+_CREDIT_EVERY = WINDOW // 2
 _CONNECT_TIMEOUT_S = 2.0
 # After a try that ran into the timeout, calls fail at once for so long.
 _UNREACHABLE_S = 0.5
@@ -158,6 +159,16 @@ class SessionCall(Generic[Req, Res]):
         self._give_credit()
         return self._method.response.FromString(item.payload)
 
+    def take_ready(self) -> Res | None:
+        """Return the next message if it is there and is one; its end and errors are `receive`'s."""
+        if self._received:
+            item = self._received[0]
+            if isinstance(item, Item) and item.kind == Item.KIND_MESSAGE:
+                self._received.popleft()
+                self._give_credit()
+                return self._method.response.FromString(item.payload)
+        return None
+
     async def __aiter__(self) -> AsyncIterator[Res]:
         while (message := await self.receive()) is not None:
             yield message
@@ -183,7 +194,7 @@ class SessionCall(Generic[Req, Res]):
 
     def _give_credit(self) -> None:
         self._unacknowledged += 1
-        if self._unacknowledged >= WINDOW // 2:
+        if self._unacknowledged >= _CREDIT_EVERY:
             self._tell(Item(call_id=self._id, kind=Item.KIND_CREDIT, credit=self._unacknowledged))
             self._unacknowledged = 0
 
