@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+headrace_contracts/session/v1/session.proto\x12\x13headrace.session.v1\"1\n\x05\x46rame\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.headrace.session.v1.Item\"\xb5\x02\n\x04Item\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12,\n\x04kind\x18\x02 \x01(\x0e\x32\x1e.headrace.session.v1.Item.Kind\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x05 \x01(\r\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x0e\n\x06status\x18\x07 \x01(\x0c\x12\x0e\n\x06\x63redit\x18\x08 \x01(\r\"\x82\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\r\n\tKIND_OPEN\x10\x01\x12\x10\n\x0cKIND_MESSAGE\x10\x02\x12\x13\n\x0fKIND_HALF_CLOSE\x10\x03\x12\x0f\n\x0bKIND_CANCEL\x10\x04\x12\x0c\n\x08KIND_END\x10\x05\x12\x0f\n\x0bKIND_CREDIT\x10\x06\x32M\n\x07Session\x12\x42\n\x04Open\x12\x1a.headrace.session.v1.Frame\x1a\x1a.headrace.session.v1.Frame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+headrace_contracts/session/v1/session.proto\x12\x13headrace.session.v1\"1\n\x05\x46rame\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.headrace.session.v1.Item\"\xdb\x02\n\x04Item\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12,\n\x04kind\x18\x02 \x01(\x0e\x32\x1e.headrace.session.v1.Item.Kind\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x05 \x01(\r\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x0e\n\x06status\x18\x07 \x01(\x0c\x12\x0e\n\x06\x63redit\x18\x08 \x01(\r\x12\x13\n\x0bhas_message\x18\t \x01(\x08\x12\x0f\n\x07is_last\x18\n \x01(\x08\"\x82\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\r\n\tKIND_OPEN\x10\x01\x12\x10\n\x0cKIND_MESSAGE\x10\x02\x12\x13\n\x0fKIND_HALF_CLOSE\x10\x03\x12\x0f\n\x0bKIND_CANCEL\x10\x04\x12\x0c\n\x08KIND_END\x10\x05\x12\x0f\n\x0bKIND_CREDIT\x10\x06\x32M\n\x07Session\x12\x42\n\x04Open\x12\x1a.headrace.session.v1.Frame\x1a\x1a.headrace.session.v1.Frame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,9 +34,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FRAME']._serialized_start=68
   _globals['_FRAME']._serialized_end=117
   _globals['_ITEM']._serialized_start=120
-  _globals['_ITEM']._serialized_end=429
-  _globals['_ITEM_KIND']._serialized_start=299
-  _globals['_ITEM_KIND']._serialized_end=429
-  _globals['_SESSION']._serialized_start=431
-  _globals['_SESSION']._serialized_end=508
+  _globals['_ITEM']._serialized_end=467
+  _globals['_ITEM_KIND']._serialized_start=337
+  _globals['_ITEM_KIND']._serialized_end=467
+  _globals['_SESSION']._serialized_start=469
+  _globals['_SESSION']._serialized_end=546
 # @@protoc_insertion_point(module_scope)

@@ -55,7 +55,7 @@ class Item(_message.Message):
         DESCRIPTOR: _descriptor.EnumDescriptor
         KIND_UNSPECIFIED: Item._Kind.ValueType  # 0
         KIND_OPEN: Item._Kind.ValueType  # 1
-        """client -> server: starts a call; carries no message"""
+        """client -> server: starts a call, perhaps with its first message"""
         KIND_MESSAGE: Item._Kind.ValueType  # 2
         """either way: one message of the call"""
         KIND_HALF_CLOSE: Item._Kind.ValueType  # 3
@@ -70,7 +70,7 @@ class Item(_message.Message):
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
     KIND_UNSPECIFIED: Item.Kind.ValueType  # 0
     KIND_OPEN: Item.Kind.ValueType  # 1
-    """client -> server: starts a call; carries no message"""
+    """client -> server: starts a call, perhaps with its first message"""
     KIND_MESSAGE: Item.Kind.ValueType  # 2
     """either way: one message of the call"""
     KIND_HALF_CLOSE: Item.Kind.ValueType  # 3
@@ -90,13 +90,15 @@ class Item(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
+    HAS_MESSAGE_FIELD_NUMBER: _builtins.int
+    IS_LAST_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """Chosen by the client, unique within the stream, never reused."""
     kind: Global___Item.Kind.ValueType
     method: _builtins.str
     """OPEN only: full method name, "headrace.worker.v1.Worker/Generate"."""
     payload: _builtins.bytes
-    """MESSAGE only: the serialized request or response message."""
+    """MESSAGE, and OPEN with has_message: the serialized request or response message."""
     deadline_ms: _builtins.int
     """OPEN only: time left for the call in milliseconds; 0 = no deadline."""
     traceparent: _builtins.str
@@ -105,6 +107,12 @@ class Item(_message.Message):
     """END only: serialized google.rpc.Status; empty = OK."""
     credit: _builtins.int
     """OPEN and CREDIT: messages that the server may send beyond those allowed before."""
+    has_message: _builtins.bool
+    """OPEN only: the call's first message is in payload."""
+    is_last: _builtins.bool
+    """MESSAGE, and OPEN with has_message: it is its sender's last. From a client it stands for the
+    HALF_CLOSE behind it, from a server for the END with OK.
+    """
     def __init__(
         self,
         *,
@@ -116,10 +124,12 @@ class Item(_message.Message):
         traceparent: _builtins.str = ...,
         status: _builtins.bytes = ...,
         credit: _builtins.int = ...,
+        has_message: _builtins.bool = ...,
+        is_last: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "credit", b"credit", "deadline_ms", b"deadline_ms", "kind", b"kind", "method", b"method", "payload", b"payload", "status", b"status", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "credit", b"credit", "deadline_ms", b"deadline_ms", "has_message", b"has_message", "is_last", b"is_last", "kind", b"kind", "method", b"method", "payload", b"payload", "status", b"status", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
