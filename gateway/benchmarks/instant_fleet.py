@@ -145,6 +145,11 @@ class Stream:
         """Send one message of a call."""
         self._put(Item(call_id=call_id, kind=Item.KIND_MESSAGE, payload=payload))
 
+    def only_message(self, call_id: int, payload: bytes) -> None:
+        """Send the one answer of a call, which ends it."""
+        self._methods.pop(call_id, None)
+        self._put(Item(call_id=call_id, kind=Item.KIND_MESSAGE, payload=payload, is_last=True))
+
     def end(self, call_id: int) -> None:
         """End a call well."""
         self._methods.pop(call_id, None)
@@ -157,11 +162,10 @@ class Stream:
     def _take(self, item: Item) -> None:
         if item.kind == Item.KIND_OPEN:
             self._methods[item.call_id] = item.method.rpartition("/")[2]
-            return
         method = self._methods.get(item.call_id)
         if method is None:
             return
-        if item.kind == Item.KIND_MESSAGE:
+        if item.kind == Item.KIND_MESSAGE or item.has_message:
             self._fleet.handlers[method](self, item.call_id, item.payload)
         elif item.kind == Item.KIND_CANCEL:
             self._forget(item.call_id, method)
@@ -271,8 +275,7 @@ class Fleet:
 
 def _answering(answer: bytes) -> Callable[[Stream, int, bytes], None]:
     def handle(stream: Stream, call_id: int, _payload: bytes) -> None:
-        stream.message(call_id, answer)
-        stream.end(call_id)
+        stream.only_message(call_id, answer)
 
     return handle
 

@@ -20,7 +20,8 @@ from headrace_common.errors import (
 )
 from headrace_common.rpc import Call, MethodRef, call_stream, call_unary, method_ref, open_channel
 from headrace_common.rpc_server import RpcServer
-from headrace_common.session import WINDOW, SessionClient
+from headrace_common.session import WINDOW, SessionCall, SessionClient
+from headrace_common.session_server import SessionServicer
 from headrace_contracts.guard.v1 import guard_pb2
 from headrace_contracts.guard.v1.guard_pb2 import (
     CheckInputRequest,
@@ -28,6 +29,7 @@ from headrace_contracts.guard.v1.guard_pb2 import (
     CheckOutputRequest,
     CheckOutputResponse,
 )
+from headrace_contracts.session.v1.session_pb2 import Item
 from headrace_contracts.worker.v1 import worker_pb2
 from headrace_testing.waiting import eventually
 
@@ -289,3 +291,49 @@ async def test_a_port_in_use_is_told_plainly(peer) -> None:
     with pytest.raises(OSError, match="cannot listen"):
         await second.start()
     await second.stop(0)
+
+
+async def test_a_call_with_one_message_each_way_is_one_item_each_way(monkeypatch) -> None:
+    """Opening, message and end share an item; an answer taken early needs no cancel."""
+    seen: list[Item] = []
+    taken = SessionServicer._handle
+
+    def note(servicer, item, calls, outbox) -> None:
+        seen.append(item)
+        taken(servicer, item, calls, outbox)
+
+    monkeypatch.setattr(SessionServicer, "_handle", note)
+    server = RpcServer("127.0.0.1:0", [(GUARD, EchoGuard())])
+    await server.start()
+    client = SessionClient(f"127.0.0.1:{server.port}")
+    delivered: list[object] = []
+    kept = SessionCall.deliver
+
+    def deliver(call, item) -> None:
+        delivered.append(item)
+        kept(call, item)
+
+    monkeypatch.setattr(SessionCall, "deliver", deliver)
+    answer = await client.unary(UNARY, CheckInputRequest(request_id="echo:x"), timeout_s=5)
+    assert answer.verdict.reason == "x"
+    call = await client.start(UNARY, CheckInputRequest(request_id="echo:y"), is_only=True)
+    assert (await call.receive()).verdict.reason == "y"
+    call.cancel()
+    await client.unary(UNARY, CheckInputRequest(request_id="echo:z"), timeout_s=5)
+    assert [item.kind for item in seen] == [Item.KIND_OPEN] * 3
+    assert [item.kind for item in delivered] == [Item.KIND_MESSAGE] * 3
+    await client.close()
+    await server.stop(0)
+
+
+async def test_what_is_ready_is_taken_without_waiting_up_to_the_end(peer) -> None:
+    """Messages only: the end, and errors, are told by `receive`."""
+    async with await peer.client.start(BIDI) as call:
+        call.send(CheckOutputRequest(text=guard_pb2.OutputText(text="a", choice_idx=3)))
+        call.half_close()
+        assert (await call.receive()).released == "a"
+        await eventually(lambda: peer.guard.cancelled == 1)
+        await asyncio.sleep(0.05)
+        rest = [call.take_ready(), call.take_ready(), call.take_ready()]
+        assert [message and message.released for message in rest] == ["a", "a", None]
+        assert await call.receive() is None

@@ -30,10 +30,7 @@ class GuardClient:
         Raises:
             ReplicaLost: the guard cannot be reached.
         """
-        call = await self._session.start(_INPUT, timeout_s=self._timeout_s)
-        call.send(request)
-        call.half_close()
-        return call
+        return await self._session.start(_INPUT, request, is_only=True, timeout_s=self._timeout_s)
 
     async def open_output(self, opened: pb.OutputOpen) -> OutputCall:
         """Open the check of one answer.
@@ -41,9 +38,7 @@ class GuardClient:
         Raises:
             ReplicaLost: the guard cannot be reached.
         """
-        call = await self._session.start(_OUTPUT)
-        call.send(pb.CheckOutputRequest(open=opened))
-        return call
+        return await self._session.start(_OUTPUT, pb.CheckOutputRequest(open=opened))
 
     async def moderate(self, request: pb.ModerateRequest) -> pb.ModerateResponse:
         """Score texts by category.

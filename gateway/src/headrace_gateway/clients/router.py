@@ -66,9 +66,9 @@ class RouterClient:
         Raises:
             HeadraceError: the router's refusal, or `ReplicaLost` / `Deadline` of the way there.
         """
-        call = await self._session.start(_PICK, timeout_s=timeout_s)
+        first = pb.PickMessage(pick=request)
+        call = await self._session.start(_PICK, first, timeout_s=timeout_s)
         try:
-            call.send(pb.PickMessage(pick=request))
             decision = await call.receive()
             if decision is None:
                 raise NoReplica("The router gave no answer.", retry_after_s=1.0)

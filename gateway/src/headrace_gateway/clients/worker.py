@@ -27,10 +27,8 @@ class WorkerSessions:
         Raises:
             ReplicaLost: the worker cannot be reached.
         """
-        call = await self._session(address).start(_GENERATE, timeout_s=timeout_s)
-        call.send(request)
-        call.half_close()
-        return call
+        session = self._session(address)
+        return await session.start(_GENERATE, request, is_only=True, timeout_s=timeout_s)
 
     async def embed(
         self, address: str, request: pb.EmbedRequest, timeout_s: float

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from headrace_contracts.session.v1.session_pb2 import Frame, Item
 
-PREFACE = b"HEADRACE-SESSION/1\r\n"
+PREFACE = b"HEADRACE-SESSION/2\r\n"
 MAX_FRAME_BYTES = 64 * 2**20
 # Items in one frame, so that a burst does not make a huge message.
 MAX_FRAME_ITEMS = 256

@@ -12,6 +12,8 @@ A call, seen from either side::
     OPEN -> MESSAGE* -> HALF_CLOSE        client to server, CANCEL at any time
             MESSAGE* -> END(status)       server to client
 
+An OPEN may carry the first message, and a message may say that it is the last (`is_last`), in place
+of the HALF_CLOSE or the END behind it: a call with one message each way is one item each way.
 A broken connection ends all its calls with `ReplicaLost`; the next call makes a new one.
 """
 
@@ -40,6 +42,7 @@ from headrace_common.telemetry import current_traceparent
 from headrace_contracts.session.v1 import session_pb2
 from headrace_contracts.session.v1.session_pb2 import Frame, Item
 
+_ENDED_WELL = Item(kind=Item.KIND_END)
 # Messages a server may send before the reader has taken any.
 WINDOW = 64
 _CREDIT_EVERY = WINDOW // 2
@@ -81,6 +84,8 @@ class SessionCall(Generic[Req, Res]):
         self._waiter: asyncio.Future[None] | None = None
         self._unacknowledged = 0
         self._ended = False
+        # The server has told its end, read or not: nothing need be told to it any more.
+        self._is_over_there = False
         # Monotonic time at which the first answer came; None = none yet.
         self.first_answer_s: float | None = None
         # One timer for the call's life costs less than one for each message.
@@ -178,6 +183,12 @@ class SessionCall(Generic[Req, Res]):
         if self.first_answer_s is None:
             self.first_answer_s = time.monotonic()
         self._received.append(item)
+        if isinstance(item, Item):
+            if item.is_last:
+                self._received.append(_ENDED_WELL)
+                self._is_over_there = True
+            elif item.kind == Item.KIND_END:
+                self._is_over_there = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -200,7 +211,7 @@ class SessionCall(Generic[Req, Res]):
 
     def _tell(self, item: Item) -> None:
         """Put an item whose loss needs no telling: that the stream is gone, the reader learns."""
-        if self._session.is_open:
+        if not self._is_over_there and self._session.is_open:
             self._session.put(item)
 
 
@@ -261,9 +272,20 @@ class SessionClient:
         self._unreachable_until_s = 0.0
 
     async def start(
-        self, method: MethodRef[Req, Res], *, timeout_s: float | None = None
+        self,
+        method: MethodRef[Req, Res],
+        first: Req | None = None,
+        *,
+        is_only: bool = False,
+        timeout_s: float | None = None,
     ) -> SessionCall[Req, Res]:
-        """Open a call; messages are sent by the returned object.
+        """Open a call; further messages are sent by the returned object.
+
+        Args:
+            method: which.
+            first: the first message, if it is known already.
+            is_only: no other follows.
+            timeout_s: for the whole call; None = no deadline.
 
         Raises:
             ReplicaLost: the peer refuses connections, or did not answer within two seconds.
@@ -282,6 +304,9 @@ class SessionClient:
                 deadline_ms=0 if timeout_s is None else max(1, int(timeout_s * 1000)),
                 traceparent=current_traceparent(),
                 credit=WINDOW,
+                has_message=first is not None,
+                payload=b"" if first is None else first.SerializeToString(),
+                is_last=is_only,
             )
         )
         return call
@@ -292,9 +317,7 @@ class SessionClient:
         Raises:
             HeadraceError: the server's error, `ReplicaLost` or `Deadline`.
         """
-        async with await self.start(method, timeout_s=timeout_s) as call:
-            call.send(request)
-            call.half_close()
+        async with await self.start(method, request, is_only=True, timeout_s=timeout_s) as call:
             answer = await call.receive()
             if answer is None:
                 raise ReplicaLost("The peer ended the call without an answer.")
@@ -305,9 +328,7 @@ class SessionClient:
         self, method: MethodRef[Req, Res], request: Req, *, timeout_s: float | None = None
     ) -> AsyncGenerator[Res]:
         """Make one call with many answers; closing the generator cancels it."""
-        async with await self.start(method, timeout_s=timeout_s) as call:
-            call.send(request)
-            call.half_close()
+        async with await self.start(method, request, is_only=True, timeout_s=timeout_s) as call:
             while (answer := await call.receive()) is not None:
                 yield answer
 

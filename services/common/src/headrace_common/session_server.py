@@ -57,6 +57,8 @@ class _ServerCall:
         self._requests: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._credit = opened.credit
         self._credited = asyncio.Event()
+        # Its last message said so.
+        self._has_ended = False
         self.task: asyncio.Task[None] | None = None
 
     def deliver(self, payload: bytes | None) -> bool:
@@ -78,7 +80,8 @@ class _ServerCall:
                 await self._serve()
         except HeadraceError as error:
             status = to_status(error).SerializeToString()
-        self._outbox.put(Item(call_id=self._opened.call_id, kind=Item.KIND_END, status=status))
+        if not self._has_ended:
+            self._outbox.put(Item(call_id=self._opened.call_id, kind=Item.KIND_END, status=status))
 
     async def _serve(self) -> None:
         timeout_s = self._opened.deadline_ms / 1000 if self._opened.deadline_ms else None
@@ -87,11 +90,13 @@ class _ServerCall:
             async with contextlib.aclosing(cast("_Closable", answers)) as stream:
                 async for answer in stream:
                     await self._take_credit()
+                    self._has_ended = not self._method.gives_stream
                     self._outbox.put(
                         Item(
                             call_id=self._opened.call_id,
                             kind=Item.KIND_MESSAGE,
                             payload=answer.SerializeToString(),
+                            is_last=self._has_ended,
                         )
                     )
 
@@ -189,6 +194,8 @@ class SessionServicer:
             if call.task is not None:
                 call.task.cancel()
             self._end(item.call_id, QueueFull("Messages came faster than they were read."), outbox)
+        elif item.is_last:
+            call.deliver(None)
 
     def _open(self, item: Item, calls: dict[int, _ServerCall], outbox: ItemSink) -> None:
         method = self._methods.get(item.method)
@@ -198,6 +205,10 @@ class SessionServicer:
             self._end(item.call_id, Unimplemented(f"No method {item.method[:100]!r} here."), outbox)
         else:
             call = calls[item.call_id] = _ServerCall(method, item, outbox)
+            if item.has_message:
+                call.deliver(item.payload)
+            if item.is_last:
+                call.deliver(None)
             call.task = asyncio.create_task(call.run(self._metrics))
             self._running.add(call.task)
             call.task.add_done_callback(self._running.discard)
