@@ -227,9 +227,8 @@ def _add_best_of(request: ApiRequest, asked: CompletionBody) -> None:
 
 
 def _template_args(chat: ChatBody) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    if chat.chat_template_kwargs:
-        given = dict(chat.chat_template_kwargs)
+    given = dict(chat.chat_template_kwargs or {})
+    if given:
         check_depth(given, "chat_template_kwargs")
     if chat.reasoning_effort is not None:
         given["reasoning_effort"] = chat.reasoning_effort
