@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,11 @@ async def rig(redis_db_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
 async def test_ten_of_sixty_simultaneous_requests_pass_a_key_of_ten_a_minute(rig: Rig) -> None:
     """Over both gateways together, to the request; the rest is told when to come back."""
     clients = rig.clients(requests_per_minute=10)
+    started_s = time.monotonic()
     answers = await asyncio.gather(*(ask(clients[n % 2]) for n in range(60)))
-    assert [it.status_code for it in answers].count(200) == 10
+    # One of ten a minute comes back each 6 s: only if the burst took that long may it pass too.
+    most = 10 + int((time.monotonic() - started_s) / 6)
+    assert 10 <= [it.status_code for it in answers].count(200) <= most
     refused = [it for it in answers if it.status_code != 200]
     assert {it.status_code for it in refused} == {429}
     assert all(0 < int(it.headers["retry-after"]) <= 6 for it in refused)

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +11,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 
+import headrace_launcher.accounts
+from headrace_billing.admin_routes import ROUTES
 from headrace_billing.audit import Stamp
 from headrace_billing.bookkeeper import Bookkeeper
 from headrace_billing.credit_expiry import CreditExpiry
@@ -34,6 +37,39 @@ from headrace_testing.usage_events import (
 from headrace_testing.waiting import eventually, free_port
 
 NOW_UNIX_S = ADMITTED_UNIX_US // 1_000_000  # 2027-01-15
+# For services: the outbox's comparison and rebuilt budgets.
+INTERNAL = {"FindMissing", "GetSpend"}
+# (method, path, body, what the audit calls it), in an order in which each is possible.
+CHANGES: list[tuple[str, str, dict[str, Any], str]] = [
+    ("POST", "/tenants", {"tenant_id": "acme"}, "create_tenant"),
+    ("PATCH", "/tenants/{tenant_id}", {"name": "Acme"}, "update_tenant"),
+    ("PUT", "/tenants/{tenant_id}/projects/{project_id}", {"name": "one"}, "put_project"),
+    ("PUT", "/plans/{plan_id}", {"key_limits": {"requests_per_minute": 7}}, "put_plan"),
+    ("POST", "/keys", {"tenant_id": "acme"}, "create_key"),
+    ("PATCH", "/keys/{key_id}", {"name": "later"}, "update_key"),
+    ("POST", "/keys/{key_id}/rotate", {"overlap_s": 60}, "rotate_key"),
+    (
+        "PUT",
+        "/limits",
+        {"level": "key", "scope_id": "{key_id}", "limits": {"max_concurrent": 3}},
+        "update_key",
+    ),
+    ("POST", "/prices", {"model": "m", "input_nano_usd": 5}, "set_price"),
+    (
+        "POST",
+        "/tenants/{tenant_id}/credits",
+        {"credit_id": "pay-1", "amount_nano_usd": 50_000, "kind": "payment"},
+        "book_credit",
+    ),
+    ("POST", "/tenants/{tenant_id}/invoices", {"period": "2027-01-15"}, "issue_invoice"),
+    (
+        "POST",
+        "/invoices/{invoice_id}/corrections",
+        {"correction_id": "c-1", "amount_nano_usd": 10, "reason": "goodwill"},
+        "issue_invoice",
+    ),
+    ("DELETE", "/keys/{key_id}", {}, "revoke_key"),
+]
 
 
 class Office:
@@ -328,3 +364,47 @@ async def test_a_replay_gives_the_same_books(office: Office) -> None:
     await office.database.write(lambda it: it.execute(text(damage)))
     found = await office.ask("POST", "/ledger/replay", json={})
     assert not found["ok"]
+
+
+@pytest.mark.parametrize("service", ["Admin", "Accounts", "Books", "Ledger"])
+def test_every_call_has_a_path_and_a_command(service: str) -> None:
+    """A method that is added to the contract needs both before it can be released."""
+    calls = {it.name for it in pb.DESCRIPTOR.services_by_name[service].methods} - INTERNAL
+    assert calls - {it.call for it in ROUTES if it.service == service.lower()} == set()
+    folder = Path(headrace_launcher.accounts.__file__).parent
+    modules = ("accounts", "admin", "billing_client")
+    commands = "".join((folder / f"{it}.py").read_text() for it in modules)
+    assert {call for call in calls if f'"{call}"' not in commands} == set()
+
+
+def test_every_changing_path_is_tried_here() -> None:
+    """What is not a question changes something; the books' proofs change nothing."""
+    changing = {
+        (it.method, it.path)
+        for it in ROUTES
+        if it.method != "GET" and not it.path.startswith("/ledger")
+    }
+    assert changing == {(method, path) for method, path, _, _ in CHANGES}
+
+
+async def test_everything_an_administrator_does_is_in_the_audit(office: Office) -> None:
+    """Each change adds a line that names what was done and the key that did it."""
+    names = {"tenant_id": "acme", "project_id": "p1", "plan_id": "starter"}
+    seen = 0
+    for method, path, body, action in CHANGES:
+        if path.endswith("/invoices"):
+            await office.book(closed())
+            office.clock.advance(86_400)
+        body = {
+            name: value.format(**names) if isinstance(value, str) else value
+            for name, value in body.items()
+        }
+        answer = await office.ask(method, path.format(**names), json=body)
+        if path == "/keys":
+            names["key_id"] = answer["key"]["key_id"]
+        if path.endswith("/invoices"):
+            names["invoice_id"] = answer["invoice_id"]
+        records = (await office.ask("GET", "/audit", params={"after_audit_id": seen}))["records"]
+        mine = [it for it in records if it["actor"].startswith("key_")]
+        assert action in {it["action"] for it in mine}, path
+        seen = int(records[-1]["audit_id"])

@@ -230,7 +230,7 @@ class CrashFleet:
             return None
 
         # mypy cannot tell T from Awaitable[T]
-        await eventually(is_ready, within_s=60, every_s=0.2)  # type: ignore[arg-type]
+        await eventually(is_ready, within_s=180, every_s=0.2)  # type: ignore[arg-type]
 
     # --- what goes on meanwhile ----------------------------------------------------------
 
