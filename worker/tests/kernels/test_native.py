@@ -269,7 +269,7 @@ def broken(name: str, find: str, put: str, folder: Path) -> Path:
     [
         ("linear.c", "scale[v], offset[v])", "scale[v], scale[v])", "(kind 1, float32)"),
         ("linear_rounded.c", "packed & 0x0f0f0f0fu", "packed & 0x07070707u", "(kind 1, int8)"),
-        ("attention.c", "lane < first", "lane <= first", "check (attention)"),
+        ("attention.c", "at < (int32_t)end", "at <= (int32_t)end", "check (attention)"),
         ("linear.c", "void run_product", "vid run_product", "could not be compiled"),
     ],
 )

@@ -170,12 +170,12 @@ class NativeKernels:
     def _attention_samples(
         self, generator: torch.Generator
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Compute the last 11 of 37 tokens of one row, and their twins."""
-        kv = torch.randn(2, 4, 16, 1, 16, generator=generator)
-        q, table = torch.randn(11, 3, 16, generator=generator), torch.tensor([2, 0, 3])
+        """Compute the last 11 of 133 tokens of one row, and their twins."""
+        kv = torch.randn(2, 10, 16, 1, 16, generator=generator)
+        q, table = torch.randn(11, 3, 16, generator=generator), torch.arange(8, -1, -1)
         slots = torch.zeros(11, dtype=torch.int64)
-        plan = TokenPlan(slots, table, slots, torch.arange(27, 38))
-        twin = make_plan([PlacedRow(0, 11, 37, table.numpy())], slots, 16)
+        plan = TokenPlan(slots, table, slots, torch.arange(123, 134))
+        twin = make_plan([PlacedRow(0, 11, 133, table.numpy())], slots, 16)
         for scoring in (Scoring(0.25), Scoring(0.25, 5.0, 13)):
             expected = reference.paged_attention(q, kv, twin, scoring)
             yield self.attention(q, kv, plan, scoring), expected

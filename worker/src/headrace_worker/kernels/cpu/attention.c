@@ -1,10 +1,10 @@
 /* Causal grouped-query attention over paged KV, read where it lies.
  *
  * The tokens of a prefill chunk are taken some at a time, with all the query heads of one KV head, so
- * that a key or value is read once for up to MAX_PAIRS pairs. Scores of a pair are computed position
- * by position in one order, weights outside of what a token sees are exact zeros, and all loops are
- * bound to positions, not to the chunk: a token's result does not depend on how its prompt was cut.
- * D % 16 == 0. */
+ * that a key or value is read once for up to MAX_PAIRS pairs. Positions are taken by blocks that stay in
+ * the first cache: scores, then weights relative to the largest score so far, then values
+ * (arXiv 2112.05682). Blocks begin at multiples of BLOCK and weights outside of what a token sees are
+ * exact zeros: a token's result does not depend on how its prompt was cut. D % 16 == 0. */
 #include "attention.h"
 
 #include <math.h>
@@ -12,7 +12,10 @@
 
 #include "tile.h"
 
-#define COLUMNS PANEL /* positions that one product of queries and keys covers */
+#define BLOCK 64 /* positions */
+/* Positions and pairs whose scores are computed together. */
+#define SCORED 4
+#define SCORED_PAIRS 3
 
 void hr_write_kv(const float *k, const float *v, int64_t row_stride, const kv_view *kv,
                  int64_t num_rows, const head_shape *heads) {
@@ -56,89 +59,31 @@ int64_t find_runs(const kv_view *kv, int64_t num_rows, const head_shape *heads, 
     return num;
 }
 
-/* One thread's room: where positions lie, then queries, a panel of keys, and scores of a tile. */
+/* One thread's room: where keys lie, then queries, scores and sums of a tile's pairs. */
 typedef struct {
-    float *q, *scores, *keys;
-    const float **at;
+    const float *at[2][BLOCK]; /* of this block and of the next */
+    float scores[MAX_PAIRS * BLOCK];
+    f32x8 totals[MAX_PAIRS]; /* of the weights */
+    float tops[MAX_PAIRS];   /* largest score so far */
+    float *q;                /* (pairs, D) */
+    float *mixed;            /* (D / 16, MAX_PAIRS, 16) weighted values */
 } room;
 
-static int64_t padded(int64_t context) { return (context + 2 * COLUMNS) / COLUMNS * COLUMNS; }
-
-int64_t attention_scratch_bytes(const head_shape *heads, int64_t max_context) {
-    const int64_t floats = (MAX_PAIRS + COLUMNS) * heads->head_dim + MAX_PAIRS * padded(max_context);
-    return (floats * (int64_t)sizeof(float) + padded(max_context) * (int64_t)sizeof(float *) + 63) / 64 * 64;
+int64_t attention_scratch_bytes(const head_shape *heads) {
+    return (sizeof(room) + 2 * MAX_PAIRS * heads->head_dim * (int64_t)sizeof(float) + 63) / 64 * 64;
 }
 
-static room room_in(char *scratch, const head_shape *heads, int64_t size) {
-    room r;
-    r.at = (const float **)scratch;
-    r.q = (float *)(r.at + size);
-    r.keys = r.q + MAX_PAIRS * heads->head_dim;
-    r.scores = r.keys + COLUMNS * heads->head_dim;
+static room *room_in(char *scratch, const head_shape *heads) {
+    room *r = (room *)scratch;
+    r->q = (float *)(r + 1);
+    r->mixed = r->q + MAX_PAIRS * heads->head_dim;
     return r;
-}
-
-/* Eight rows of eight floats to columns. */
-INLINE void transpose8(const float *const from[8], float *to, int64_t stride) {
-    f32x8 a[8], b[8];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) a[i] = load8(from[i]);
-#pragma GCC unroll 4
-    for (int i = 0; i < 8; i += 2) {
-        b[i] = __builtin_shuffle(a[i], a[i + 1], (i32x8){0, 8, 2, 10, 4, 12, 6, 14});
-        b[i + 1] = __builtin_shuffle(a[i], a[i + 1], (i32x8){1, 9, 3, 11, 5, 13, 7, 15});
-    }
-#pragma GCC unroll 2
-    for (int i = 0; i < 8; i += 4)
-#pragma GCC unroll 2
-        for (int j = i; j < i + 2; j++) {
-            a[j] = __builtin_shuffle(b[j], b[j + 2], (i32x8){0, 1, 8, 9, 4, 5, 12, 13});
-            a[j + 2] = __builtin_shuffle(b[j], b[j + 2], (i32x8){2, 3, 10, 11, 6, 7, 14, 15});
-        }
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-        store8(to + j * stride, __builtin_shuffle(a[j], a[j + 4], (i32x8){0, 1, 2, 3, 8, 9, 10, 11}));
-        store8(to + (j + 4) * stride,
-               __builtin_shuffle(a[j], a[j + 4], (i32x8){4, 5, 6, 7, 12, 13, 14, 15}));
-    }
-}
-
-/* The keys of COLUMNS positions as a panel (D, COLUMNS). */
-static void gather_keys(const float *const *at, int64_t head_dim, float *panel) {
-    for (int64_t i = 0; i < COLUMNS; i += 8)
-        for (int64_t d = 0; d < head_dim; d += 8) {
-            const float *from[8];
-            for (int j = 0; j < 8; j++) from[j] = at[i + j] + d;
-            transpose8(from, panel + d * COLUMNS + i, COLUMNS);
-        }
-}
-
-/* Scores become weights that sum to one and are exact zeros but for first <= i < end. */
-static void softmax(float *scores, int64_t first, int64_t end, int64_t size, float soft_cap) {
-    if (soft_cap > 0.0f) hr_soft_cap(scores, size, soft_cap);
-    float top = scores[first];
-    for (int64_t i = first + 1; i < end; i++) top = scores[i] > top ? scores[i] : top;
-    memset(scores, 0, first / LANES * LANES * sizeof(float));
-    f32x8 sum = splat(0.0f);
-    int64_t i = first / LANES * LANES;
-    for (; i < end; i += LANES) {
-        f32x8 e = exp8(load8(scores + i) - splat(top));
-        if (i < first || i + LANES > end)
-            for (int64_t lane = 0; lane < LANES; lane++)
-                if (i + lane < first || i + lane >= end) e[lane] = 0.0f;
-        store8(scores + i, e);
-        sum += e;
-    }
-    memset(scores + i, 0, (size - i) * sizeof(float));
-    const f32x8 factor = splat(1.0f / sum8(sum));
-    for (i = first / LANES * LANES; i < end; i += LANES)
-        store8(scores + i, load8(scores + i) * factor);
 }
 
 /* What a tile is: some tokens of one run and some query heads of one KV head. */
 typedef struct {
-    int64_t token, num_tokens, kv_head, head, num_heads;
-    int64_t start, end; /* positions that any of them sees, from a whole COLUMNS on */
+    int64_t token, num_tokens, kv_head, head, num_heads, num_pairs;
+    int64_t start, end; /* positions that any of them sees, from a whole BLOCK on */
 } tile;
 
 static int64_t first_seen(const attention *a, int64_t token) {
@@ -146,66 +91,171 @@ static int64_t first_seen(const attention *a, int64_t token) {
     return window > 0 && window < context ? context - window : 0;
 }
 
-/* Where the keys of this KV head lie, from t->start on; past the end, where the last one does. */
-static void find_keys(const attention *a, const tile *t, int64_t size, const float **at) {
+/* Where the keys of `num` positions from `pos` on lie. */
+static void find_keys(const attention *a, const tile *t, int64_t pos, int64_t num, const float **at) {
     const kv_view *kv = a->kv;
     const int64_t slot_size = a->heads->num_kv_heads * a->heads->head_dim;
-    const int64_t *table = kv->block_ids + kv->table_start[t->token];
+    const int64_t *table = kv->block_ids + kv->table_start[t->token] + pos / kv->block_size;
     const float *keys = kv->keys + t->kv_head * a->heads->head_dim;
-    for (int64_t i = 0; i < size; i++) {
-        const int64_t pos = t->start + i < t->end ? t->start + i : t->end - 1;
-        at[i] = keys + (table[pos / kv->block_size] * kv->block_size + pos % kv->block_size) * slot_size;
+    int64_t offset = pos % kv->block_size;
+    for (int64_t i = 0; i < num; table++, offset = 0) {
+        const float *from = keys + (*table * kv->block_size + offset) * slot_size;
+        for (; offset < kv->block_size && i < num; offset++, i++, from += slot_size) at[i] = from;
+    }
+    for (int64_t i = num; i % SCORED; i++) at[i] = at[num - 1];
+}
+
+typedef float f32x4 __attribute__((vector_size(16)));
+typedef float f32x4_mem __attribute__((vector_size(16), aligned(4), may_alias));
+
+/* a0 + a1, a2 + a3, b0 + b1, b2 + b3 */
+INLINE f32x4 add_pairwise(f32x4 a, f32x4 b) {
+    typedef int32_t i32x4 __attribute__((vector_size(16)));
+    return __builtin_shuffle(a, b, (i32x4){0, 2, 4, 6}) + __builtin_shuffle(a, b, (i32x4){1, 3, 5, 7});
+}
+
+INLINE f32x4 fold(f32x8 v) {
+    return (f32x4){v[0], v[1], v[2], v[3]} + (f32x4){v[4], v[5], v[6], v[7]};
+}
+
+/* Products of `pairs` queries with the keys of SCORED positions. Twelve sums, three queries and one key
+ * are all registers that AVX2 has. */
+INLINE void score_some(int pairs, const float *q, int64_t dim, const float *const *at, float scale,
+                       float *scores) {
+    f32x8 sums[SCORED_PAIRS][SCORED] = {{{0}}};
+    const float *k[SCORED];
+    for (int i = 0; i < SCORED; i++) k[i] = at[i];
+    for (int64_t d = 0; d < dim; d += LANES) {
+        f32x8 query[SCORED_PAIRS];
+#pragma GCC unroll 4
+        for (int p = 0; p < pairs; p++) query[p] = load8(q + p * dim + d);
+#pragma GCC unroll 4
+        for (int i = 0; i < SCORED; i++) {
+            const f32x8 key = load8(k[i] + d);
+#pragma GCC unroll 4
+            for (int p = 0; p < pairs; p++) sums[p][i] = fma8(query[p], key, sums[p][i]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int p = 0; p < pairs; p++) {
+        const f32x4 low = add_pairwise(fold(sums[p][0]), fold(sums[p][1]));
+        const f32x4 high = add_pairwise(fold(sums[p][2]), fold(sums[p][3]));
+        *(f32x4_mem *)(scores + p * BLOCK) = add_pairwise(low, high) * (f32x4){scale, scale, scale, scale};
     }
 }
 
-static void score(const attention *a, int64_t num_pairs, int64_t size, const room *r) {
+/* Ask for the keys or values of `num` positions: they lie too far apart for the machine to guess. */
+INLINE void fetch(const float *const *at, int64_t offset, int64_t num, int64_t dim) {
+    for (int64_t i = 0; i < num; i++)
+        for (int64_t d = 0; d < dim; d += PANEL) __builtin_prefetch(at[i] + offset + d);
+}
+
+static void score(const attention *a, const tile *t, int64_t num, const float *const *at,
+                  room *r) {
     const int64_t dim = a->heads->head_dim;
-    for (int64_t i = 0; i < size; i += COLUMNS) {
-        gather_keys(r->at + i, dim, r->keys);
-        for (int64_t pair = 0; pair < num_pairs; pair += MAX_TILE_ROWS) {
-            float sums[MAX_TILE_ROWS * COLUMNS] = {0};
-            multiply_rows(num_pairs - pair, r->q + pair * dim, dim, r->keys, NULL, 0, dim, sums);
-            for (int64_t j = pair; j < num_pairs && j < pair + MAX_TILE_ROWS; j++)
-                for (int64_t c = 0; c < COLUMNS; c += LANES)
-                    store8(r->scores + j * size + i + c,
-                           load8(sums + (j - pair) * COLUMNS + c) * splat(a->how->scale));
+    const float scale = a->how->scale;
+    for (int64_t pair = 0; pair < t->num_pairs; pair += SCORED_PAIRS)
+        for (int64_t i = 0; i < num; i += SCORED) {
+            const float *q = r->q + pair * dim;
+            float *to = r->scores + pair * BLOCK + i;
+            switch (t->num_pairs - pair) {
+            case 1: score_some(1, q, dim, at + i, scale, to); break;
+            case 2: score_some(2, q, dim, at + i, scale, to); break;
+            default: score_some(3, q, dim, at + i, scale, to); break;
+            }
         }
+}
+
+/* A new largest score: what was summed up so far is relative to the old one. */
+static void rescale(const attention *a, int64_t pair, float top, room *r) {
+    const f32x8 factor = exp8(splat(r->tops[pair] - top));
+    r->tops[pair] = top;
+    r->totals[pair] *= factor;
+    for (int64_t d = 0; d < a->heads->head_dim; d += LANES) {
+        float *mixed = r->mixed + (d / PANEL * MAX_PAIRS + pair) * PANEL + d % PANEL;
+        store8(mixed, load8(mixed) * factor);
     }
 }
 
-static float *output_of(const attention *a, const tile *t, int64_t pair) {
-    const int64_t token = t->token + pair / t->num_heads, head = t->head + pair % t->num_heads;
-    return a->y + (token * a->heads->num_heads + head) * a->heads->head_dim;
+/* Scores of a pair become weights, exact zeros but for first <= i < end; 0 <= first, end <= BLOCK. */
+static void weigh(const attention *a, int64_t pair, int64_t first, int64_t end, room *r) {
+    float *scores = r->scores + pair * BLOCK;
+    if (first >= end) {
+        memset(scores, 0, BLOCK * sizeof(float));
+        return;
+    }
+    if (a->how->soft_cap > 0.0f) hr_soft_cap(scores, BLOCK, a->how->soft_cap);
+    const i32x8 lanes = {0, 1, 2, 3, 4, 5, 6, 7};
+    f32x8 top8 = splat(scores[first]);
+    for (int64_t i = first / LANES * LANES; i < end; i += LANES) {
+        const i32x8 at = lanes + (int32_t)i, seen = (at >= (int32_t)first) & (at < (int32_t)end);
+        const f32x8 value = choose8(seen, load8(scores + i), top8);
+        top8 = choose8(value > top8, value, top8);
+    }
+    float top = top8[0];
+    for (int i = 1; i < LANES; i++) top = top8[i] > top ? top8[i] : top;
+    if (top > r->tops[pair]) rescale(a, pair, top, r);
+    for (int64_t i = 0; i < BLOCK; i += LANES) {
+        const i32x8 at = lanes + (int32_t)i, seen = (at >= (int32_t)first) & (at < (int32_t)end);
+        f32x8 e = splat(0.0f);
+        if (i < end && i + LANES > first)
+            e = choose8(seen, exp8(load8(scores + i) - splat(r->tops[pair])), e);
+        store8(scores + i, e);
+        r->totals[pair] += e;
+    }
 }
 
-static void mix(const attention *a, const tile *t, int64_t num_pairs, int64_t size, const room *r) {
+static void mix(const attention *a, const tile *t, int64_t num, const float *const *at, room *r) {
     const int64_t to_values = a->kv->values - a->kv->keys;
-    for (int64_t pair = 0; pair < num_pairs; pair += MAX_TILE_ROWS)
-        for (int64_t d = 0; d < a->heads->head_dim; d += COLUMNS) {
-            float sums[MAX_TILE_ROWS * COLUMNS] = {0};
-            multiply_rows(num_pairs - pair, r->scores + pair * size, size, NULL, r->at, to_values + d,
-                          t->end - t->start, sums);
-            for (int64_t j = pair; j < num_pairs && j < pair + MAX_TILE_ROWS; j++)
-                memcpy(output_of(a, t, j) + d, sums + (j - pair) * COLUMNS, COLUMNS * sizeof(float));
-        }
+    for (int64_t d = 0; d < a->heads->head_dim; d += PANEL)
+        for (int64_t pair = 0; pair < t->num_pairs; pair += MAX_TILE_ROWS)
+            multiply_rows(t->num_pairs - pair, r->scores + pair * BLOCK, BLOCK, NULL, at,
+                          to_values + d, num, r->mixed + (d / PANEL * MAX_PAIRS + pair) * PANEL);
+}
+
+static void finish(const attention *a, const tile *t, const room *r) {
+    const int64_t dim = a->heads->head_dim;
+    for (int64_t pair = 0; pair < t->num_pairs; pair++) {
+        const int64_t token = t->token + pair / t->num_heads, head = t->head + pair % t->num_heads;
+        float *y = a->y + (token * a->heads->num_heads + head) * dim;
+        const f32x8 factor = splat(1.0f / sum8(r->totals[pair]));
+        for (int64_t d = 0; d < dim; d += LANES)
+            store8(y + d, load8(r->mixed + (d / PANEL * MAX_PAIRS + pair) * PANEL + d % PANEL) * factor);
+    }
+}
+
+static int64_t block_size_at(const tile *t, int64_t pos) {
+    const int64_t left = t->end - pos;
+    return left < 0 ? 0 : left < BLOCK ? left : BLOCK;
 }
 
 static void attend(const attention *a, const tile *t, char *scratch) {
-    const int64_t dim = a->heads->head_dim, num_pairs = t->num_tokens * t->num_heads;
-    const int64_t size = (t->end - t->start + COLUMNS - 1) / COLUMNS * COLUMNS;
-    const room r = room_in(scratch, a->heads, size);
+    const int64_t dim = a->heads->head_dim, to_values = a->kv->values - a->kv->keys;
+    room *r = room_in(scratch, a->heads);
     for (int64_t i = 0; i < t->num_tokens; i++)
-        memcpy(r.q + i * t->num_heads * dim,
-               a->q + (t->token + i) * a->row_stride + t->head * dim,
+        memcpy(r->q + i * t->num_heads * dim, a->q + (t->token + i) * a->row_stride + t->head * dim,
                t->num_heads * dim * sizeof(float));
-    find_keys(a, t, size, r.at);
-    score(a, num_pairs, size, &r);
-    for (int64_t pair = 0; pair < num_pairs; pair++) {
-        const int64_t token = t->token + pair / t->num_heads;
-        softmax(r.scores + pair * size, first_seen(a, token) - t->start,
-                a->kv->context[token] - t->start, size, a->how->soft_cap);
+    memset(r->mixed, 0, MAX_PAIRS * dim * sizeof(float));
+    for (int64_t pair = 0; pair < t->num_pairs; pair++) {
+        r->totals[pair] = splat(0.0f);
+        r->tops[pair] = -INFINITY;
     }
-    mix(a, t, num_pairs, size, &r);
+    int64_t num = block_size_at(t, t->start), next;
+    find_keys(a, t, t->start, num, r->at[0]);
+    for (int64_t pos = t->start, i = 0; pos < t->end; pos += BLOCK, i = !i, num = next) {
+        next = block_size_at(t, pos + BLOCK);
+        fetch(r->at[i], to_values, num, dim);
+        score(a, t, num, r->at[i], r);
+        find_keys(a, t, pos + BLOCK, next, r->at[!i]);
+        fetch(r->at[!i], 0, next, dim);
+        for (int64_t pair = 0; pair < t->num_pairs; pair++) {
+            const int64_t token = t->token + pair / t->num_heads;
+            const int64_t first = first_seen(a, token) - pos, end = a->kv->context[token] - pos;
+            weigh(a, pair, first > 0 ? first : 0, end < num ? end : num, r);
+        }
+        mix(a, t, num, r->at[i], r);
+    }
+    finish(a, t, r);
 }
 
 /* One run and one KV head. */
@@ -214,12 +264,13 @@ static void run_item(void *job, int64_t item, int64_t thread_idx) {
     const int64_t group = a->heads->num_heads / a->heads->num_kv_heads;
     /* The latest tokens see most: first, so that threads end together. */
     const token_run *run = a->runs + (a->num_runs - 1 - item / a->heads->num_kv_heads);
-    tile t = {run->first, run->num, item % a->heads->num_kv_heads, 0, 0, 0, 0};
-    t.start = first_seen(a, run->first) / COLUMNS * COLUMNS;
+    tile t = {.token = run->first, .num_tokens = run->num, .kv_head = item % a->heads->num_kv_heads};
+    t.start = first_seen(a, run->first) / BLOCK * BLOCK;
     t.end = a->kv->context[run->first + run->num - 1];
     for (int64_t head = 0; head < group; head += t.num_heads) {
         t.head = t.kv_head * group + head;
         t.num_heads = group - head < MAX_PAIRS ? group - head : MAX_PAIRS;
+        t.num_pairs = t.num_tokens * t.num_heads;
         attend(a, &t, a->scratch + thread_idx * a->scratch_bytes);
     }
 }

@@ -6,7 +6,7 @@
 #include "pool.h"
 
 /* Up to so many (token, head) pairs share one pass over keys and values. */
-#define MAX_PAIRS 24
+#define MAX_PAIRS 48
 
 /* Tokens that stand in one row of the batch and follow one another, `num` from `first` on. */
 typedef struct {
@@ -29,7 +29,8 @@ typedef struct {
 
 /* Cut num_rows tokens into runs; runs: room for num_rows. Returns how many. */
 int64_t find_runs(const kv_view *kv, int64_t num_rows, const head_shape *heads, token_run *runs);
-int64_t attention_scratch_bytes(const head_shape *heads, int64_t max_context);
+/* A multiple of 64; the scratch must begin at one. */
+int64_t attention_scratch_bytes(const head_shape *heads);
 void run_attention(pool *threads, const attention *a);
 
 #endif

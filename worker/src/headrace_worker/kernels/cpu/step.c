@@ -87,9 +87,7 @@ static int allocate(context *c, work *k) {
     const model *m = k->m;
     const int64_t rows = k->s->num_tokens, mixed = m->heads.num_heads * m->heads.head_dim;
     const int64_t widest = larger(larger(m->hidden_size, m->ffn_size), mixed);
-    int64_t max_context = 0;
-    for (int64_t t = 0; t < rows; t++) max_context = larger(max_context, k->kv.context[t]);
-    k->scratch_bytes = attention_scratch_bytes(&m->heads, max_context);
+    k->scratch_bytes = attention_scratch_bytes(&m->heads);
     const struct {
         void *to;
         int64_t bytes;
@@ -321,13 +319,11 @@ int64_t hr_linear(context *c, const float *x, const matrix *w, float *y, int64_t
 /* Attention by itself; see `attention`. Returns 0, or 1 if there was no memory. */
 int64_t hr_attention(context *c, const float *q, float *y, const kv_view *kv, int64_t num_rows,
                      const head_shape *heads, const scoring *how) {
-    int64_t max_context = 0;
-    for (int64_t t = 0; t < num_rows; t++) max_context = larger(max_context, kv->context[t]);
     attention a = {.q = q, .row_stride = heads->num_heads * heads->head_dim, .y = y, .kv = kv,
                    .heads = heads, .how = how,
-                   .scratch_bytes = attention_scratch_bytes(heads, max_context)};
+                   .scratch_bytes = attention_scratch_bytes(heads)};
     token_run *runs = malloc(num_rows * sizeof(token_run));
-    a.scratch = malloc(a.scratch_bytes * num_threads_of(c->threads));
+    a.scratch = aligned_alloc(64, a.scratch_bytes * num_threads_of(c->threads));
     if (runs && a.scratch) {
         a.num_runs = find_runs(kv, num_rows, heads, runs);
         a.runs = runs;
