@@ -53,7 +53,13 @@ class WorkerSettings(RpcServiceSettings):
         description="Tokens that the KV pool holds; 0 = as many as fit in a quarter of the free "
         "memory, at most 1 GiB.",
     )
-    num_threads: int = Field(1, ge=1, le=256, description="Compute threads.")
+    num_threads: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="Most compute threads. While other workers with the same cache folder compute "
+        "on the same cores, each takes its share of these only.",
+    )
     activations: Literal["float32", "int16", "int8"] = Field(
         "int16",
         description="What activations are rounded to before quantised matrices: float32 is exact, "

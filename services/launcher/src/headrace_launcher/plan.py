@@ -264,7 +264,9 @@ class _Planner:
             "KAFKA_BOOTSTRAP": self._bootstrap,
             "ROLE": self._pool_role(idx),
         }
-        num_threads = str(max(1, self._options.num_cpus // len(self._workers)))
+        # Workers leave cores to one another by themselves; torch, in what it does, would not.
+        num_threads = str(max(1, self._options.num_cpus))
+        torch_threads = str(max(1, self._options.num_cpus // len(self._workers)))
         return ChildSpec(
             name=name,
             role=Role.WORKER,
@@ -278,7 +280,7 @@ class _Planner:
             defaults={
                 **self._common_defaults(prefix),
                 "HEADRACE_WORKER_NUM_THREADS": num_threads,
-                "OMP_NUM_THREADS": num_threads,
+                "OMP_NUM_THREADS": torch_threads,
             },
             start_timeout_s=_WORKER_START_S,
             stop_grace_s=self._options.drain_grace_s + _STOP_MARGIN_S,

@@ -17,6 +17,7 @@ import torch
 from headrace_common.errors import InvalidRequest, Unavailable
 from headrace_worker.kernels import reference
 from headrace_worker.kernels.compiler import default_cache_dir, ensure_compiled
+from headrace_worker.kernels.cores import take_seat
 from headrace_worker.kernels.native import NativeKernels
 from headrace_worker.kernels.plan import PlacedRow, Scoring, make_plan
 
@@ -82,13 +83,15 @@ def native_for(
 
     Args:
         backend: "cpu" has them, "torch" does without.
-        cache_dir: where compiled kernels are kept; None = a folder in the user's home.
-        num_threads: threads that they compute with.
+        cache_dir: where compiled kernels are kept; None = a folder in the user's home. Workers with
+            the same folder and the same cores leave cores to one another.
+        num_threads: threads that they compute with, at most.
     """
     if backend != _CPU:
         return None
+    folder = cache_dir or default_cache_dir()
     try:
-        return NativeKernels(ensure_compiled(cache_dir or default_cache_dir()), num_threads)
+        return NativeKernels(ensure_compiled(folder), num_threads, take_seat(folder))
     except Unavailable as error:
         _log.warning("computing without compiled kernels: %s", error)
         return None

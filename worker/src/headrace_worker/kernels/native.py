@@ -17,6 +17,7 @@ import torch
 from headrace_common.errors import Unavailable
 from headrace_worker.kernels import reference
 from headrace_worker.kernels.blocks import KIND_F32, BlockMatrix, from_float
+from headrace_worker.kernels.cores import Seat
 from headrace_worker.kernels.native_types import (
     I64,
     PTR,
@@ -54,8 +55,13 @@ _TOLERANCE = 1e-5
 class NativeKernels:
     """The loaded library and the threads that it computes with."""
 
-    def __init__(self, library: Path, num_threads: int = 1) -> None:
+    def __init__(self, library: Path, num_threads: int = 1, seat: Seat | None = None) -> None:
         """Load it and try it out.
+
+        Args:
+            library: the compiled kernels.
+            num_threads: threads at most.
+            seat: among the workers that share the cores; None = this one has them for itself.
 
         Raises:
             Unavailable: it cannot be loaded, or computes something else than it should.
@@ -66,11 +72,18 @@ class NativeKernels:
             raise Unavailable(f"the compiled kernels cannot be loaded: {error}") from error
         for name, result in _RESULTS.items():
             getattr(self.library, f"hr_{name}").restype = result
-        started = self.library.hr_context_start(I64(num_threads))
+        place = (
+            (seat.stamps, I64(seat.number), I64(seat.num_cores)) if seat else (None, I64(), I64())
+        )
+        started = self.library.hr_context_start(I64(num_threads), *place)
         if not started:
             raise Unavailable("no memory for compute threads")
         self.context = PTR(started)
-        self._stop = weakref.finalize(self, self.library.hr_context_stop, self.context)
+        # With the seat, whose memory the context's last act is to write to.
+        stop = self.library.hr_context_stop
+        self._stop = weakref.finalize(
+            self, lambda context, _seat: stop(context), self.context, seat
+        )
         self._check()
 
     def pack(self, weight: BlockMatrix) -> PanelMatrix:

@@ -55,7 +55,7 @@ class ModelRunner:
             model: a loaded model, or a prepared or Hugging Face folder.
             num_blocks: blocks of the KV pool; ids are 0 .. num_blocks - 1, all usable.
             block_size: tokens per block.
-            num_threads: compute threads.
+            num_threads: compute threads at most; less while other workers of this machine compute.
             backend: name of a kernel backend.
             kernel_cache_dir: where compiled kernels are kept; None = in the user's home.
             placement: device and type of weights and KV; the backend "cpu" takes the default only.
@@ -74,8 +74,8 @@ class ModelRunner:
         on_cpu = placement == ON_CPU
         native = native_for(backend, kernel_cache_dir, num_threads) if on_cpu else None
         self._compiled = compiled_step(loaded, native, rounding) if native else None
-        # Two sets of threads would fight for the cores.
-        torch.set_num_threads(1 if self._compiled else num_threads)
+        # Two sets of threads would fight for the cores, and torch's know nothing of other workers.
+        torch.set_num_threads(1 if self._compiled else min(num_threads, torch.get_num_threads()))
         config = loaded.config
         shape = (
             config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim,

@@ -61,9 +61,11 @@ typedef struct {
     pool *threads;
 } work;
 
-context *hr_context_start(int64_t num_threads) {
+/* stamps: of all workers of this machine, see cores.h; NULL = this one has it for itself. */
+context *hr_context_start(int64_t num_threads, void *stamps, int64_t seat, int64_t num_cores) {
+    const cores among = {stamps, seat, num_cores};
     context *c = calloc(1, sizeof(context));
-    if (c && !(c->threads = hr_pool_start(num_threads))) {
+    if (c && !(c->threads = hr_pool_start(num_threads, &among))) {
         free(c);
         return NULL;
     }
@@ -289,13 +291,14 @@ static step part_of(const step *s, const model *m, int64_t first, int64_t logit,
 
 /* Returns 0, or 1 if there was no memory. */
 int64_t hr_step(context *c, const model *m, const step *s) {
-    int64_t logit_idx[MAX_TOKENS];
-    for (int64_t first = 0, logit = 0; first < s->num_tokens; first += MAX_TOKENS) {
+    int64_t logit_idx[MAX_TOKENS], failed = 0;
+    for (int64_t first = 0, logit = 0; first < s->num_tokens && !failed; first += MAX_TOKENS) {
         const step part = part_of(s, m, first, logit, logit_idx);
-        if (!run_part(c, m, &part)) return 1;
+        failed = !run_part(c, m, &part);
         logit += part.num_logits;
     }
-    return 0;
+    rest(c->threads);
+    return failed;
 }
 
 /* One product by itself: y = x W^T with rows rounded to `rounding`. Returns 0, or 1 without memory. */
@@ -312,6 +315,7 @@ int64_t hr_linear(context *c, const float *x, const matrix *w, float *y, int64_t
         for (int64_t row = 0; row < num_rows; row++) hr_quantise(x + row * w->num_in, w->num_in, &q, row);
     const product p = {x, q.rounding == EXACT ? NULL : &q, w, y, num_rows, 0};
     run_product(c->threads, &p);
+    rest(c->threads);
     free(room);
     return 0;
 }
@@ -328,6 +332,7 @@ int64_t hr_attention(context *c, const float *q, float *y, const kv_view *kv, in
         a.num_runs = find_runs(kv, num_rows, heads, runs);
         a.runs = runs;
         run_attention(c->threads, &a);
+        rest(c->threads);
     }
     const int64_t failed = !runs || !a.scratch;
     free(runs);
