@@ -33,9 +33,9 @@ class Scene:
         await self.client.close()
         await self.server.kill()
 
-    async def open(self, *, fail_open: bool = False) -> OutputCheck:
+    async def open(self, *, fail_open: bool = False, is_whole: bool = False) -> OutputCheck:
         principal = Principal(guard_fail_open=fail_open)
-        return await open_output_check(self.client, principal, "r", self.metrics)
+        return await open_output_check(self.client, principal, "r", self.metrics, is_whole=is_whole)
 
 
 async def read(check: OutputCheck) -> list[Release]:
@@ -60,6 +60,39 @@ async def test_clean_text_comes_back_whole_and_in_order() -> None:
         check.close()
     assert (joined(releases, 0), joined(releases, 1)) == ("axbxyc", "AXBXYC")
     assert sorted(it.choice_idx for it in releases if it.is_last) == [0, 1]
+
+
+async def test_a_whole_answer_is_judged_in_pieces() -> None:
+    """Single tokens gather; what is forbidden across a border is found; no text is left behind."""
+    async with Scene(FakeGuard(blocklist=["xyz"])) as scene:
+        check = await scene.open(is_whole=True)
+        for _ in range(600):
+            check.push(0, "a ", is_last=False)
+            check.push(1, "b", is_last=False)
+        check.push(0, "end", is_last=True)
+        check.push(1, "x", is_last=False)
+        check.push(1, "yz", is_last=True)
+        check.finish()
+        releases = await read(check)
+        check.close()
+    assert joined(releases, 0) == "a " * 600 + "end"
+    assert joined(releases, 1) == "b" * 600
+    assert [it.choice_idx for it in releases if it.is_blocked] == [1]
+    assert len([it for it in releases if it.text]) < 8
+
+
+async def test_a_whole_answer_that_breaks_off_loses_no_text() -> None:
+    """What was gathered when no more came is judged too, and given out if the guard is lost."""
+    async with Scene(FakeGuard(blocklist=["xyz"])) as scene:
+        check = await scene.open(fail_open=True, is_whole=True)
+        check.push(0, "some", is_last=False)
+        await scene.server.kill()
+        first = await anext(check.releases())
+        check.push(0, " more", is_last=True)
+        check.finish()
+        rest = await read(check)
+        check.close()
+    assert first.text + joined(rest) == "some more"
 
 
 async def test_a_blocked_choice_takes_no_more_text() -> None:

@@ -23,6 +23,9 @@ from headrace_gateway.metrics import GatewayMetrics
 
 # After the last text the guard has nothing to wait for.
 _LAST_ANSWER_S = 5.0
+# Of an answer that is sent whole, the guard gets pieces of so many characters: nobody waits for
+# single tokens, and what is blocked is still noticed early.
+_PIECE_CHARS = 512
 
 
 class OutputOpener(Protocol):
@@ -50,9 +53,17 @@ class OutputCheck:
     """The check of one answer. `push` and `finish` from one task, `releases` from another."""
 
     def __init__(
-        self, call: OutputCall | None, *, is_fail_open: bool, metrics: GatewayMetrics
+        self,
+        call: OutputCall | None,
+        *,
+        is_fail_open: bool,
+        metrics: GatewayMetrics,
+        is_whole: bool = False,
     ) -> None:
         self._call = call
+        # Text of a whole answer that waits to be a piece, by choice.
+        self._gathered: dict[int, str] = {}
+        self._is_whole = is_whole
         self._is_fail_open, self._metrics = is_fail_open, metrics
         # Pushed, not yet released, per choice: a fail-open key gets it when the guard is lost.
         self._held: dict[int, deque[str]] = {}
@@ -91,12 +102,12 @@ class OutputCheck:
         held.append(text)
         if is_last:
             self._ends.add(choice_idx)
-        message = pb.OutputText(choice_idx=choice_idx, text=text, last=is_last)
-        try:
-            self._call.send(pb.CheckOutputRequest(text=message))
-        except ReplicaLost:
-            # `releases` learns the same and decides.
-            return
+        if self._is_whole:
+            text = self._gathered.pop(choice_idx, "") + text
+            if not is_last and len(text) < _PIECE_CHARS:
+                self._gathered[choice_idx] = text
+                return
+        self._send(self._call, choice_idx, text, is_last=is_last)
 
     def finish(self) -> None:
         """Say that no text follows."""
@@ -106,6 +117,8 @@ class OutputCheck:
         if self._call is None:
             self._unguarded.put_nowait(None)
             return
+        for choice_idx, text in self._gathered.items():
+            self._send(self._call, choice_idx, text, is_last=False)
         self._call.half_close()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(_LAST_ANSWER_S, self._give_up)
@@ -139,6 +152,14 @@ class OutputCheck:
             self._timer.cancel()
         if self._call is not None:
             self._call.cancel()
+
+    def _send(self, call: OutputCall, choice_idx: int, text: str, *, is_last: bool) -> None:
+        message = pb.OutputText(choice_idx=choice_idx, text=text, last=is_last)
+        try:
+            call.send(pb.CheckOutputRequest(text=message))
+        except ReplicaLost:
+            # `releases` learns the same and decides.
+            return
 
     def _give_up(self) -> None:
         if self._call is not None:
@@ -188,9 +209,14 @@ class OutputCheck:
 
 
 async def open_output_check(
-    guard: OutputOpener, principal: Principal, request_id: str, metrics: GatewayMetrics
+    guard: OutputOpener,
+    principal: Principal,
+    request_id: str,
+    metrics: GatewayMetrics,
+    *,
+    is_whole: bool = False,
 ) -> OutputCheck:
-    """Open the check of one answer under the key's policy.
+    """Open the check of one answer, streamed or whole, under the key's policy.
 
     Raises:
         GuardUnavailable: the guard cannot be reached, and the key is fail-closed.
@@ -210,4 +236,6 @@ async def open_output_check(
             raise GuardUnavailable(
                 "The answer could not be judged now.", retry_after_s=1.0
             ) from error
-    return OutputCheck(call, is_fail_open=principal.guard_fail_open, metrics=metrics)
+    return OutputCheck(
+        call, is_fail_open=principal.guard_fail_open, metrics=metrics, is_whole=is_whole
+    )

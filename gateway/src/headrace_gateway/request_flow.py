@@ -330,7 +330,11 @@ class RequestFlow:
     async def _answer(self, visit: Visit, sink: Sink) -> None:
         deadline_s = visit.started_s + self.limits.request_timeout_s
         check = await open_output_check(
-            self.output_guard, visit.principal, visit.request_id, self.metrics
+            self.output_guard,
+            visit.principal,
+            visit.request_id,
+            self.metrics,
+            is_whole=not visit.request.streaming.is_stream,
         )
 
         left_s = deadline_s - self.clock.now_s()
