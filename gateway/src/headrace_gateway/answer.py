@@ -156,6 +156,9 @@ class Answer:
         ]
         self._is_echo_only = is_echo_only
         self._num_over = 0
+        # Without a guard: what was read and is not yet sent, and whether the sink has begun.
+        self._taken: list[Release] = []
+        self._has_begun = False
         self._has_started = False
         # Set when a worker has taken a job, or none could.
         self._started = asyncio.Event()
@@ -183,6 +186,9 @@ class Answer:
         Raises:
             HeadraceError: the answer could not be finished.
         """
+        if self._check.is_unguarded and len(self._jobs) == 1:
+            await self._run_alone(deadline_s)
+            return
         pump = asyncio.create_task(self._pump(deadline_s))
         try:
             await self._wait_started(pump)
@@ -198,6 +204,44 @@ class Answer:
         finally:
             await cancel_and_wait(pump)
             self._check.close()
+
+    async def _run_alone(self, deadline_s: float) -> None:
+        """Without a guard between them, one task reads the worker and writes to the client."""
+        try:
+            with span("generate", attributes={"jobs": 1}):
+                await self._generator.run(
+                    self._jobs[0], deadline_s, self._take_alone, self._send_taken
+                )
+        finally:
+            self._check.close()
+        await self._send_taken()
+        if self._num_over < len(self._choices):
+            raise Internal
+
+    def _take_alone(self, job: Job, event: pb.GenerateEvent) -> None:
+        self._note_started(job)
+        for delta in event.deltas:
+            choice_idx, reason = job.first_choice_idx + delta.choice_idx, delta.finish_reason
+            choice = self._choices[choice_idx]
+            if reason or choice.has_logprobs:
+                choice.note(delta)
+            if delta.text or reason:
+                self._taken.append(Release(choice_idx, delta.text, is_last=bool(reason)))
+
+    async def _send_taken(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            await self._sink.begin(len(self._choices))
+        taken, self._taken = self._taken, []
+        for release in taken:
+            self._emit(release)
+        await self._sink.flush()
+
+    def _note_started(self, job: Job) -> None:
+        if not self._has_started:
+            self._has_started = True
+            self._on_started(job)
+            self._started.set()
 
     async def _settle(self, pump: asyncio.Task[None]) -> None:
         is_over = self._num_over >= len(self._choices)
@@ -235,10 +279,7 @@ class Answer:
         await self._generator.run(job, deadline_s, self._take, self._gate)
 
     def _take(self, job: Job, event: pb.GenerateEvent) -> None:
-        if not self._has_started:
-            self._has_started = True
-            self._on_started(job)
-            self._started.set()
+        self._note_started(job)
         for delta in event.deltas:
             choice_idx, reason = job.first_choice_idx + delta.choice_idx, delta.finish_reason
             choice = self._choices[choice_idx]
