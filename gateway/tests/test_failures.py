@@ -223,6 +223,23 @@ class TestClientsThatLeave:
             )
         )
 
+    @pytest.mark.parametrize("streaming", [True, False])
+    async def test_leaving_an_unguarded_answer_cancels_it_too(
+        self, fleet: GatewayFleet, streaming: bool
+    ) -> None:
+        """Without a guard one task serves it; the worker hears of it, what was made is billed."""
+        key, _ = fleet.new_key(guard_fail_open=True)
+        await fleet.guard_server.kill()
+        fleet.worker.switches.hang_after_tokens = 4
+        asked = asyncio.create_task(ask(fleet, key, stream=streaming))
+        await eventually(lambda: fleet.worker.running)
+        await asyncio.sleep(0.1)
+        asked.cancel()
+        await eventually(lambda: fleet.worker.cancelled, within_s=1.0)
+        await fleet.settled()
+        (closed,) = fleet.usage.closed_events()
+        assert (closed.ending, closed.usage.output_tokens) == (usage_pb2.ENDING_CLIENT_GONE, 4)
+
     async def test_leaving_during_the_body_costs_nothing(self, fleet: GatewayFleet) -> None:
         """Half a body and gone: nothing was admitted."""
         _reader, writer = await asyncio.open_connection("127.0.0.1", fleet.gateway.port)
