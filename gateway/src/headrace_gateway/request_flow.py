@@ -334,7 +334,8 @@ class RequestFlow:
             visit.principal,
             visit.request_id,
             self.metrics,
-            is_whole=not visit.request.streaming.is_stream,
+            # Log probabilities go with the token that was judged.
+            is_whole=not (visit.request.streaming.is_stream or visit.request.logprobs),
         )
 
         left_s = deadline_s - self.clock.now_s()
