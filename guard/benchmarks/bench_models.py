@@ -36,14 +36,16 @@ def main() -> None:
     given = parser.parse_args()
     artefact = load_packaged()
     base = 0.0
+    embedder = None if given.embedding is None else Embedder(given.embedding)
     for num_tokens in (50, 500, 2000):
         size = num_tokens * _CHARS_A_TOKEN
         text = (_SENTENCE * (size // len(_SENTENCE) + 1))[:size]
         p50, p99 = _time(partial(_look, artefact, text), given)
         base = p50 if num_tokens == 500 else base
         _say(f"fast stage, {num_tokens} tokens", p50, p99, base)
-    if given.embedding is not None:
-        embedder = Embedder(given.embedding)
+    if embedder is not None:
+        words = partial(_look_at_words, artefact, embedder, _SENTENCE * 5)
+        _say("words stage, a window of 400 characters", *_time(words, given), base)
         given.repeats = max(20, given.repeats // 10)
         for num_windows in (1, 3):
             windows = [_SENTENCE * 5] * num_windows
@@ -53,6 +55,10 @@ def main() -> None:
 
 def _look(artefact: Artefact, text: str) -> object:
     return artefact.linear.peaks(read(text).text, frozenset(HEADS))
+
+
+def _look_at_words(artefact: Artefact, embedder: Embedder, window: str) -> object:
+    return artefact.words.logits(embedder.pieces(window))
 
 
 def _look_closer(artefact: Artefact, embedder: Embedder, windows: list[str]) -> object:

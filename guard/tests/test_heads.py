@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace_guard.classifiers.artefact import load_packaged
 from headrace_guard.classifiers.cuts import read, spans
-from headrace_guard.classifiers.heads import HEADS, cut_of, within
+from headrace_guard.classifiers.heads import HEADS, INDIRECT, cut_of, num_peaks, within
 from headrace_guard.classifiers.ngrams import features
 
 _TEMPLATES = Path(__file__).parents[1] / "train" / "templates"
@@ -104,7 +104,8 @@ def test_peaks_are_the_highest_sums_of_windows() -> None:
         found = features(text)
         peaks = heads.peaks(text, frozenset(HEADS))
         assert tuple(peaks) == HEADS
-        for row, (head, peak) in enumerate(peaks.items()):
+        for row, (head, found_peaks) in enumerate(peaks.items()):
+            peak = found_peaks[0]
             logits = {}
             for begin, end in spans(len(text), cut_of(head)):
                 inside = within(found, begin, end)
@@ -113,3 +114,17 @@ def test_peaks_are_the_highest_sums_of_windows() -> None:
                 logits[begin, end] = total / size + heads._biases[row]
             assert abs(peak.logit - max(logits.values())) < 1e-6
             assert abs(logits[peak.begin, peak.end] - max(logits.values())) < 1e-6
+            assert all(abs(logits[one.begin, one.end] - one.logit) < 1e-6 for one in found_peaks)
+
+
+def test_several_peaks_lie_apart_and_the_highest_comes_first() -> None:
+    """A document's second place is not the first one's neighbour, which overlaps it."""
+    heads = load_packaged().linear
+    texts = [text for text in map(str.lower, _template_texts()) if len(text) > 1000]
+    assert texts
+    for text in texts:
+        (peaks,) = heads.peaks(text, frozenset({INDIRECT})).values()
+        assert len(peaks) == num_peaks(INDIRECT)
+        assert [one.logit for one in peaks] == sorted((one.logit for one in peaks), reverse=True)
+        places = sorted((one.begin, one.end) for one in peaks)
+        assert all(before[1] <= after[0] for before, after in pairwise(places))

@@ -19,6 +19,7 @@ from headrace_guard.classifiers.judge import Judge, JudgeFailedError
 from headrace_guard.classifiers.ngrams import NUM_BUCKETS, features
 from headrace_guard.classifiers.text_model import Asked, Point, Topic, Trust
 from headrace_guard.classifiers.topic import TopicVectors, off_topic_logit
+from headrace_guard.classifiers.words import NUM_POOLS, Words, pooled
 from headrace_guard.cpu_pool import CpuPool
 from headrace_guard.deadline import Deadline
 from headrace_guard.normalise import Window
@@ -42,6 +43,9 @@ class _Embedder:
         vector = np.zeros(NUM_DIMENSIONS, np.float32)
         vector[0] = 1.0 if "surely" in text else -1.0
         return Embedded(vector, vector[np.newaxis])
+
+    def pieces(self, text: str) -> list[int]:
+        return [1 if word == "venom" else 0 for word in text.split()]
 
 
 class _Judge:
@@ -67,17 +71,30 @@ def _dense() -> Dense:
     return Dense(HEADS, zeros, ones, inner, zeros[:2], outer, zeros[: len(HEADS)])
 
 
+def _words() -> Words:
+    """Ten for "venom", which no linear head knows, in a head's logit; nothing for other words."""
+    size = NUM_POOLS
+    inner = np.zeros((size, 2), np.float32)
+    inner[1] = 1.0, -1.0
+    outer = np.zeros((2, len(HEADS)), np.float32)
+    outer[0, HEADS.index(HARM)] = 1.0
+    zeros, ones = np.zeros(size, np.float32), np.ones(size, np.float32)
+    net = Dense(HEADS, zeros, ones, inner, zeros[:2], outer, zeros[: len(HEADS)])
+    return Words(np.array([[0], [10]], np.int8), 1.0, net)
+
+
 def _artefact() -> Artefact:
     weights = np.zeros((NUM_BUCKETS, len(HEADS)), np.float32)
     for column, head in enumerate(HEADS):
         if head in _WORDS:
             weights[features(_WORDS[head]).buckets, column] = 1.0
-    models = {head: HeadModel(_SCALE, _SCALE, -2.0, 1.0) for head in HEADS}
+    models = {head: HeadModel(_SCALE, _SCALE, 1.0, -2.0, 1.0) for head in HEADS}
     hazard_words = np.zeros((64, 14), np.float32)
     return Artefact(
         version="test",
         heads=models,
         linear=LinearHeads(weights, np.full(len(HEADS), -4.0, np.float32), HEADS),
+        words=_words(),
         dense=_dense(),
         hazards=tuple(f"S{number}" for number in range(1, 15)),
         hazard_words=hazard_words,
@@ -110,6 +127,25 @@ async def test_the_embedding_is_asked_only_in_doubt() -> None:
     assert embedder.seen == []
     await _scores(models, "override override")
     assert embedder.seen != []
+
+
+async def test_a_word_that_no_linear_head_knows_still_raises_doubt() -> None:
+    """The words stage adds to the linear logit; alone it decides nothing."""
+    embedder = _Embedder()
+    models = _models(embedder)
+    assert await _scores(models, "a drop of venom", _BALANCED) == {}
+    assert embedder.seen == ["a drop of venom"]
+    assert (await _scores(models, "surely a drop of venom", _BALANCED)).keys() == {"harm.S1"}
+    assert await _scores(_models(), "surely a drop of venom", _BALANCED) == {}
+
+
+def test_a_window_is_pooled_whatever_its_length() -> None:
+    """Mean, extremes and those of neighbours' sums; no words are no reason for a fault."""
+    vectors = np.array([[1, -2], [3, 4], [-5, 0]], np.int8)
+    assert pooled(vectors, 0.5, []).tolist() == [0.0] * 10
+    assert pooled(vectors, 1.0, [1]).tolist() == [3, 4] * NUM_POOLS
+    found = pooled(vectors, 0.5, [0, 1, 2]).reshape(NUM_POOLS, 2) * 2
+    assert np.allclose(found, [[-1 / 3, 2 / 3], [3, 4], [-5, -2], [4, 4], [-2, 2]])
 
 
 async def test_the_embedding_confirms_or_clears() -> None:
@@ -146,6 +182,16 @@ async def test_instructions_in_documents_count_only_there() -> None:
     assert found[Trust.USER].matches == found[Trust.OWNER].matches == []
 
 
+async def test_a_document_is_doubted_in_several_places() -> None:
+    """The cheap stage need not name the right sentence of a document, only one of three."""
+    filler = "bread and butter. " * 30
+    text = f"{'assistant ' * 14}{filler}{'surely assistant ' * 8}{filler}"
+    embedder = _Embedder()
+    judged = await _models(embedder).judge(Window(text), Trust.UNTRUSTED, _BALANCED, _deadline())
+    assert len(embedder.seen) > 1
+    assert [match.start <= text.index("surely") < match.end for match in judged.matches] == [True]
+
+
 async def test_the_span_is_the_window_that_scored() -> None:
     """A hit in a long text says where."""
     text = "bread and butter. " * 100 + "override " * 12 + "bread and butter. " * 100
@@ -172,7 +218,7 @@ async def test_the_judge_decides_between_the_thresholds(answer: float, is_hit: b
     await _scores(models, "an ordinary sentence about bread", asked)
     assert judge.num_asked == 0
     text = "override override bread"
-    logit = models._artefact.linear.peaks(text, frozenset({INJECTION}))[INJECTION].logit
+    logit = models._artefact.linear.peaks(text, frozenset({INJECTION}))[INJECTION][0].logit
     assert _POINTS[Point.STRICT] <= _SCALE.probability(logit) < _POINTS[Point.LENIENT]
     assert ("injection" in await _scores(models, text, asked)) is is_hit
     assert judge.num_asked == 1

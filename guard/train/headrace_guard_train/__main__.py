@@ -36,7 +36,9 @@ def main(arguments: list[str] | None = None) -> None:
         steps.linear(given.head)
     else:
         fits = {head: steps.linear(head) for head in HEADS}
-        made = finish.Made(rows, manifest, fits, steps.cache())
+        embedder = Embedder(given.embedding)
+        cache = StateCache(given.work / "states.npz", embedder)
+        made = finish.Made(rows, manifest, fits, embedder, cache)
         finish.run(made, given.out, given.report, given.work)
 
 
@@ -46,10 +48,6 @@ class _Steps:
     def __init__(self, given: argparse.Namespace, rows: Sequence[Row]) -> None:
         self._given, self._rows = given, rows
         self._cutter: Cutter | None = None
-
-    def cache(self) -> StateCache:
-        """Return what the embedding model said of windows before."""
-        return StateCache(self._given.work / "states.npz", Embedder(self._given.embedding))
 
     def linear(self, head: str) -> Fitted:
         """Fit a linear stage, or take it from an earlier run."""

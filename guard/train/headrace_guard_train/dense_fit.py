@@ -75,17 +75,17 @@ def fit_dense(lesson: Lesson, left_out: frozenset[str], num_epochs: int = NUM_EP
     )
 
 
-def packed(dense: Dense) -> dict[str, NDArray[np.generic]]:
-    """Return the arrays of an artefact: inner weights as signed bytes, a scale for each unit."""
+def packed(dense: Dense, prefix: str) -> dict[str, NDArray[np.generic]]:
+    """Return an artefact's arrays, named from *prefix* on: inner weights as signed bytes."""
     columns = np.maximum(np.abs(dense.inner).max(axis=0), 1e-9) / 127
     return {
-        "dense_shifts": dense.shifts,
-        "dense_scales": dense.scales,
-        "dense_inner": np.rint(dense.inner / columns).astype(np.int8),
-        "dense_columns": columns.astype(np.float32),
-        "dense_inner_biases": dense.inner_biases,
-        "dense_outer": dense.outer,
-        "dense_outer_biases": dense.outer_biases,
+        f"{prefix}_shifts": dense.shifts,
+        f"{prefix}_scales": dense.scales,
+        f"{prefix}_inner": np.rint(dense.inner / columns).astype(np.int8),
+        f"{prefix}_columns": columns.astype(np.float32),
+        f"{prefix}_inner_biases": dense.inner_biases,
+        f"{prefix}_outer": dense.outer,
+        f"{prefix}_outer_biases": dense.outer_biases,
     }
 
 

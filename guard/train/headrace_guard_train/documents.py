@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace_guard_train.grammar import Grammar
 
-_KINDS = (
+KINDS = (
     "mail", "news", "manual", "readme", "recipe", "minutes", "review", "story", "science", "code",
     "table", "chatlog",
 )  # fmt: skip
-_BY_LINE = frozenset({"code", "table", "chatlog"})
+_BY_LINE = frozenset({"code", "table", "chatlog", "faq", "exam", "ticket", "dialog"})
 
 
 class Documents:
     """Makes documents.
 
     Args:
-        data: content of documents.toml.
+        data: content of documents.toml, or more.
+        kinds: which of its kinds to make.
     """
 
-    def __init__(self, data: Mapping[str, Any]) -> None:  # Any: TOML
-        self._data = data
+    def __init__(self, data: Mapping[str, Any], kinds: Sequence[str]) -> None:  # Any: TOML
+        self._data, self._kinds = data, tuple(kinds)
         self._grammar = Grammar(data["slots"], frozenset())
 
     def make(self, rng: random.Random) -> str:
@@ -46,7 +47,7 @@ class Documents:
         return head + foreign + (gap + after if after else ""), len(head)
 
     def _lines(self, rng: random.Random) -> list[str]:
-        kind = rng.choice(_KINDS)
+        kind = rng.choice(self._kinds)
         parts = self._data[kind]
         count = rng.choice([3, 5, 8, 12, 20, 30])
         body = [self._grammar.expand(rng.choice(parts["sentences"]), rng) for _ in range(count)]

@@ -24,6 +24,7 @@ from headrace_guard_train.operating import FALSE_RATIOS
 from headrace_guard_train.rows import HAZARDS
 from headrace_guard_train.sources import Source
 from headrace_guard_train.topics import Topics
+from headrace_guard_train.words_fit import Vocabulary
 
 Json = dict[str, Any]  # Any: JSON
 
@@ -31,6 +32,7 @@ Json = dict[str, Any]  # Any: JSON
 def write(
     folder: Path,
     linear: Mapping[str, Fitted],
+    words: tuple[Vocabulary, Dense],
     dense: Dense,
     heads: Mapping[str, HeadFigures],
     hazards: Hazards,
@@ -50,7 +52,10 @@ def write(
         "hazard_vectors": hazards.vectors.astype(np.float16),
         "hazard_biases": hazards.biases,
         "background": topics.background.astype(np.float16),
-        **packed(dense),
+        "word_vectors": words[0].vectors,
+        "word_scale": np.float32(words[0].scale),
+        **packed(words[1], "words"),
+        **packed(dense, "dense"),
     }
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # numpy's stub
@@ -77,6 +82,7 @@ def _head(figures: HeadFigures) -> Json:
     return {
         "linear": _stage(figures.linear),
         "cascade": _stage(figures.cascade),
+        "words_share": figures.words_share,
         "band_from": min(figures.band_from, 1e9),
         "linear_share": figures.linear_share,
         "has_embedding": bool(np.isfinite(figures.band_from)),

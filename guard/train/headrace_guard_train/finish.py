@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace_guard.classifiers.embedding import Embedder
 from headrace_guard.classifiers.heads import HARM, HEADS, INDIRECT
-from headrace_guard_train import export, hazards, plan, report, topics
-from headrace_guard_train.cascade_figures import figures_of
+from headrace_guard_train import export, hazards, plan, report, topics, words_fit
+from headrace_guard_train.cascade_figures import HeadFigures, figures_of
 from headrace_guard_train.dense_fit import fit_dense, lesson_of
 from headrace_guard_train.examples import examples
 from headrace_guard_train.fit import Fitted
@@ -32,12 +33,14 @@ class Made:
         rows: all of them.
         manifest: where they are from.
         linear: by head.
-        cache: what the embedding model said of windows.
+        embedder: the embedding model.
+        cache: what it said of windows.
     """
 
     rows: Sequence[Row]
     manifest: Sequence[Source]
     linear: Mapping[str, Fitted]
+    embedder: Embedder
     cache: StateCache
 
 
@@ -56,18 +59,22 @@ def run(made: Made, models: Path, documents: Path, work: Path) -> None:
     lesson = lesson_of(items, made.cache)
     dense = [fit_dense(lesson, left_out) for left_out in plan.folds(rows)]
     judged = {head: _judged(head, rows, made.linear[head], work) for head in HEADS}
-    found = {head: figures_of(head, judged[head], dense, made.cache) for head in HEADS}
+    vocabulary = words_fit.vocabulary(made.embedder, work)
+    taught = examples(plan.training_rows(made.rows), plan.SEED)
+    nets = words_fit.fit_words(taught, vocabulary, made.embedder, plan.folds(rows))
+    words = words_fit.judge_words(judged, vocabulary, made.embedder, nets)
+    found = {head: figures_of(head, judged[head], words[head], dense, made.cache) for head in HEADS}
     for head, one in found.items():
         np.savez(
             work / f"scores-{head}.npz", linear=one.linear.scored.logits, **vars(one.cascade.scored)
         )
     meant = hazards.fit(Cutter(rows).instances(HARM), rows, made.cache)
     topic = topics.fit(made.rows, made.cache, plan.SEED)
+    last = fit_dense(lesson, frozenset())
     export.write(
-        models, made.linear, fit_dense(lesson, frozenset()), found, meant, topic, made.manifest
+        models, made.linear, (vocabulary, nets[-1]), last, found, meant, topic, made.manifest
     )
-    asked = _asked_of_ordinary(judged, {head: one.band_from for head, one in found.items()})
-    figures = report.figures(found, meant, topic, asked)
+    figures = report.figures(found, meant, topic, _asked_of_ordinary(judged, found))
     report.write(documents, figures, found, _FOREWORD.read_text(encoding="utf-8"))
 
 
@@ -76,21 +83,29 @@ def _judged(head: str, rows: Sequence[Row], fit: Fitted, work: Path) -> Judged:
     kept = work / f"judged-{head}.npz"
     if not kept.is_file():
         made = judge_linear(head, rows, fit)
-        np.savez(kept, folds=made.folds, texts=np.array(made.texts), **vars(made.scored))
+        np.savez(
+            kept,
+            folds=made.folds,
+            places=made.places,
+            levels=made.logits,
+            texts=np.array(made.texts),
+            **vars(made.scored),
+        )
     with np.load(kept, allow_pickle=False) as found:
         scored = Scored(found["rows"], found["sources"], found["labels"], found["logits"])
-        return Judged(scored, found["folds"], found["texts"].tolist())
+        return Judged(
+            scored, found["folds"], found["texts"].tolist(), found["places"], found["levels"]
+        )
 
 
-def _asked_of_ordinary(judged: Mapping[str, Judged], bands: Mapping[str, float]) -> float:
+def _asked_of_ordinary(judged: Mapping[str, Judged], found: Mapping[str, HeadFigures]) -> float:
     """Return the share of ordinary texts of a user that any head asks the embedding about."""
     seen: set[int] = set()
     asked: set[int] = set()
     for head, one in judged.items():
         if head == INDIRECT:
             continue
-        scored = one.scored
-        ordinary = np.isin(scored.sources, sorted(plan.ORDINARY))
-        seen |= set(scored.rows[ordinary].tolist())
-        asked |= set(scored.rows[ordinary & (scored.logits >= bands[head])].tolist())
-    return len(asked) / max(len(seen), 1)
+        ordinary = np.isin(one.scored.sources, sorted(plan.ORDINARY))
+        seen |= set(one.scored.rows[ordinary].tolist())
+        asked |= found[head].asked
+    return len(asked & seen) / max(len(seen), 1)

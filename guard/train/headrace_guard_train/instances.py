@@ -41,11 +41,28 @@ class Instance:
     weight: float
 
 
-def capped(rows: Sequence[Row], caps: Mapping[str, int], default: int, seed: int) -> list[Row]:
-    """Return rows in random order, of each source and set of labels no more than its cap."""
+def capped(
+    rows: Sequence[Row],
+    caps: Mapping[str, int],
+    default: int,
+    seed: int,
+    later: frozenset[str] = frozenset(),
+) -> list[Row]:
+    """Return rows in random order, of each source and set of labels no more than its cap.
+
+    Args:
+        rows: all there are.
+        caps: by source.
+        default: cap of a source that is not named.
+        seed: of the order.
+        later: sources that come last: adding one changes nothing of what is taken of others.
+    """
     rng = random.Random(seed)  # noqa: S311 - not for secrets
-    order = list(rows)
+    order = [row for row in rows if row.source not in later]
+    added = [row for row in rows if row.source in later]
     rng.shuffle(order)
+    rng.shuffle(added)
+    order += added
     taken: Counter[tuple[str, tuple[tuple[str, int], ...]]] = Counter()
     kept: list[Row] = []
     for row in order:

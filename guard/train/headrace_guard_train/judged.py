@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,22 +21,32 @@ from headrace_guard_train.states import StateCache
 
 @dataclass(frozen=True)
 class Judged:
-    """Rows whose source some fold leaves out, one entry a row.
+    """Rows whose source some fold leaves out, one entry a row, and their highest windows.
 
     Args:
-        scored: with the linear logit of the highest window.
+        scored: rows with the linear logit of the highest window.
         folds: which fold left the row's source out.
-        texts: the highest windows.
+        texts: of the windows, those that serving would doubt first.
+        places: of each window, the index of its row's entry.
+        logits: of each window, the linear one.
     """
 
     scored: Scored
     folds: NDArray[np.int64]
     texts: list[str]
+    places: NDArray[np.int64]
+    logits: Vector
 
     def with_logits(self, logits: Vector) -> Scored:
-        """Return the same rows with other logits."""
+        """Return the same rows with other logits, each row with its highest window's.
+
+        Args:
+            logits: one a window.
+        """
         one = self.scored
-        return Scored(one.rows, one.sources, one.labels, logits)
+        highest = np.full(len(one.logits), -np.inf)
+        np.maximum.at(highest, self.places, logits)
+        return Scored(one.rows, one.sources, one.labels, highest)
 
 
 def judge_linear(head: str, rows: Sequence[Row], fit: Fitted) -> Judged:
@@ -51,38 +61,49 @@ def judge_linear(head: str, rows: Sequence[Row], fit: Fitted) -> Judged:
         for idx, row in enumerate(rows)
         if head in row.labels and row.source in fold_of
     ]
-    logits, texts = np.zeros(len(kept)), []
+    texts: list[str] = []
+    windows: list[tuple[int, float]] = []
     for place, (idx, fold) in enumerate(kept):
         text = read(rows[idx].text).text
-        peak = models[fold].peaks(text, frozenset({head}))[head]
-        logits[place] = peak.logit
-        texts.append(text[peak.begin : peak.end])
+        for peak in models[fold].peaks(text, frozenset({head}))[head]:
+            texts.append(text[peak.begin : peak.end])
+            windows.append((place, peak.logit))
     scored = Scored(
         np.array([idx for idx, _ in kept]),
         np.array([rows[idx].source for idx, _ in kept]),
         np.array([rows[idx].labels[head] for idx, _ in kept]),
-        logits,
+        np.zeros(len(kept)),
     )
-    return Judged(scored, np.array([fold for _, fold in kept]), texts)
+    places, logits = (
+        np.array([place for place, _ in windows]),
+        np.array([one for _, one in windows]),
+    )
+    made = Judged(scored, np.array([fold for _, fold in kept]), texts, places, logits)
+    return replace(made, scored=made.with_logits(logits))
 
 
 def judge_dense(
-    head: str, judged: Judged, band: float, models: Sequence[Dense], cache: StateCache
+    head: str,
+    judged: Judged,
+    is_asked: NDArray[np.bool_],
+    models: Sequence[Dense],
+    cache: StateCache,
 ) -> Vector:
-    """Return the dense stage's logits of windows at or above the band; NaN below it.
+    """Return the dense stage's logits of windows that it is asked about; NaN of the others.
 
     Args:
         head: which logit.
         judged: rows with their windows.
-        band: linear logit.
+        is_asked: of each window, whether the dense stage looks at it.
         models: one a fold.
         cache: makes what it does not know.
     """
     logits = np.full(len(judged.texts), np.nan)
-    asked = np.flatnonzero(judged.scored.logits >= band).tolist()
+    asked = np.flatnonzero(is_asked).tolist()
     cache.fill(judged.texts[place] for place in asked)
     for place in asked:
         embedded = cache.get(judged.texts[place])
         if embedded is not None:
-            logits[place] = models[judged.folds[place]].logits(embedded)[head]
+            fold = judged.folds[judged.places[place]]
+            logits[place] = models[fold].logits(embedded)[head]
     return logits

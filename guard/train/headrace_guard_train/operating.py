@@ -106,6 +106,13 @@ def true_ratio_at(positive: Vector, clean: Scored, false_ratio: float) -> float:
     return float(np.mean(positive > clean.logits[order[place]]))
 
 
+def ordinary(scored: Scored, sources: frozenset[str]) -> Scored:
+    """Return the clean rows of *sources*; all clean rows if none of these was judged."""
+    clean = only(scored, scored.clean())
+    found = only(clean, np.isin(clean.sources, sorted(sources)))
+    return found if len(found.rows) else clean
+
+
 def only(scored: Scored, kept: NDArray[np.bool_]) -> Scored:
     """Return some of the rows."""
     return Scored(scored.rows[kept], scored.sources[kept], scored.labels[kept], scored.logits[kept])

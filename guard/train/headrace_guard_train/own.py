@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import random
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from headrace_guard.classifiers.heads import HARM, INDIRECT, INJECTION, TOXICITY
-from headrace_guard_train.documents import Documents
+from headrace_guard_train.documents import KINDS, Documents
 from headrace_guard_train.grammar import Grammar, roughen
-from headrace_guard_train.rows import ALL_CLEAN, HAZARDS, Row
+from headrace_guard_train.rows import CLEAN_DOCUMENT, CLEAN_REQUEST, HAZARDS, NO_ATTACK, Row
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 LICENCE = "own"
@@ -36,7 +36,7 @@ def generate(seed: int, scale: float = 1.0) -> list[Row]:
     """
     rng = random.Random(seed)  # noqa: S311 - not for secrets
     rows = _chat(rng, scale) + _injection(rng, scale) + _harm(rng, scale) + _toxicity(rng, scale)
-    return rows + _documents(rng, scale)
+    return rows + _documents(rng, scale) + _tricks(rng, scale)
 
 
 def _load(name: str) -> dict[str, Any]:  # Any: TOML
@@ -49,12 +49,12 @@ def _chat(rng: random.Random, scale: float) -> list[Row]:
     rows: list[Row] = []
     for family, count in _CHAT_FAMILIES.items():
         texts = grammar.sample(data[family]["templates"], int(count * scale), rng)
-        rows += [Row(roughen(text, rng), family, ALL_CLEAN) for text in texts]
+        rows += [Row(roughen(text, rng), family, CLEAN_REQUEST) for text in texts]
     # Several turns or requests in one text: length must not stand for an attack.
     turns = [row.text for row in rows]
     for _ in range(int(700 * scale)):
         parts = rng.sample(turns, rng.randint(3, 9))
-        rows.append(Row(rng.choice(["\n", " ", "\n\n"]).join(parts), "own_long", ALL_CLEAN))
+        rows.append(Row(rng.choice(["\n", " ", "\n\n"]).join(parts), "own_long", CLEAN_REQUEST))
     return rows
 
 
@@ -67,6 +67,20 @@ def _injection(rng: random.Random, scale: float) -> list[Row]:
         labels = {INJECTION: 1, INDIRECT: 1}
         rows += [Row(roughen(text, rng), f"own_{family}", labels) for text in texts]
     return rows
+
+
+def _tricks(rng: random.Random, scale: float) -> list[Row]:
+    data = _load("tricks.toml")
+    kinds: Sequence[tuple[str, Mapping[str, int]]] = (
+        ("trick", {INJECTION: 1}), ("twin", {INJECTION: 0}),
+    )  # fmt: skip
+    return [
+        Row(roughen(text, rng), f"own_{kind}", labels)
+        for kind, labels in kinds
+        for text in Grammar(data[kind], frozenset()).sample(
+            data[kind]["templates"], int(1200 * scale), rng
+        )
+    ]
 
 
 def _harm(rng: random.Random, scale: float) -> list[Row]:
@@ -85,7 +99,7 @@ def _harm(rng: random.Random, scale: float) -> list[Row]:
         for subject in act["ing"]:
             for frame in rng.sample(benign["frames"], max(1, int(14 * scale))):
                 text = roughen(frame.replace("{ing}", subject), rng)
-                rows.append(Row(text, "own_harm_topics", ALL_CLEAN))
+                rows.append(Row(text, "own_harm_topics", CLEAN_REQUEST))
     rows += _same_frames(rng, scale, frames)
     return rows + _asks(rng, scale, frames) + _more_asks(rng, scale) + _harmless(rng, scale, benign)
 
@@ -94,7 +108,7 @@ def _same_frames(rng: random.Random, scale: float, frames: Mapping[str, Any]) ->
     """Return harmless acts in the frames that ask for harm."""
     acts = _load("acts_harmless.toml")
     return [
-        Row(roughen(frame.replace("{do}", do), rng), "own_same_frames", ALL_CLEAN)
+        Row(roughen(frame.replace("{do}", do), rng), "own_same_frames", CLEAN_REQUEST)
         for do in (*acts["plain"], *acts["near"])
         for kind, count in (("direct", 6), ("wrapped", 2))
         for frame in rng.sample(frames[kind], max(1, int(count * scale)))
@@ -115,7 +129,7 @@ def _more_asks(rng: random.Random, scale: float) -> list[Row]:
         for text in grammar.sample(templates, int(10 * scale * len(templates)), rng)
     ]
     clean = grammar.sample(data["clean"]["templates"], int(1000 * scale), rng)
-    return rows + [Row(roughen(text, rng), "own_asks_clean", ALL_CLEAN) for text in clean]
+    return rows + [Row(roughen(text, rng), "own_asks_clean", CLEAN_REQUEST) for text in clean]
 
 
 def _asks(rng: random.Random, scale: float, data: Mapping[str, Any]) -> list[Row]:
@@ -131,9 +145,9 @@ def _asks(rng: random.Random, scale: float, data: Mapping[str, Any]) -> list[Row
 def _harmless(rng: random.Random, scale: float, data: Mapping[str, Any]) -> list[Row]:
     grammar = Grammar(data["slots"], frozenset())
     topics = grammar.sample(data["asks"], int(900 * scale), rng)
-    rows = [Row(roughen(text, rng), "own_harm_topics", ALL_CLEAN) for text in topics]
+    rows = [Row(roughen(text, rng), "own_harm_topics", CLEAN_REQUEST) for text in topics]
     words = grammar.sample(data["harmless"], int(1400 * scale), rng)
-    return rows + [Row(roughen(text, rng), "own_harmless_words", ALL_CLEAN) for text in words]
+    return rows + [Row(roughen(text, rng), "own_harmless_words", CLEAN_REQUEST) for text in words]
 
 
 def _toxicity(rng: random.Random, scale: float) -> list[Row]:
@@ -151,14 +165,39 @@ def _toxicity(rng: random.Random, scale: float) -> list[Row]:
 
 
 def _documents(rng: random.Random, scale: float) -> list[Row]:
-    documents = Documents(_load("documents.toml"))
+    data = _load("documents.toml")
+    documents = Documents(data, KINDS)
     injection = _load("injection.toml")
     grammar = Grammar({**injection["slots"], **injection["indirect"]}, _STICKY)
-    rows = [Row(documents.make(rng), "own_documents", ALL_CLEAN) for _ in range(int(900 * scale))]
-    rows += [Row(documents.in_chat(rng), "own_pasted", ALL_CLEAN) for _ in range(int(500 * scale))]
+    rows = _made(documents, ("own_documents", CLEAN_DOCUMENT), int(900 * scale), rng)
+    rows += [
+        Row(documents.in_chat(rng), "own_pasted", CLEAN_REQUEST) for _ in range(int(500 * scale))
+    ]
     templates = injection["indirect"]["templates"]
-    for attack in grammar.sample(templates, int(900 * scale), rng):
+    attacks = grammar.sample(templates, int(900 * scale), rng)
+    rows += _put_in(documents, "own_indirect", attacks, rng)
+    # Tasks of all kinds, and documents that tell and ask their human readers all kinds of things.
+    planted = _load("planted.toml")
+    wordy = [kind for kind in planted if kind != "planted"]
+    notices = Documents({**data, **planted}, wordy)
+    rows += _made(notices, ("own_notices", NO_ATTACK), int(1200 * scale), rng)
+    grammar = Grammar(planted["planted"], frozenset())
+    tasks = grammar.sample(planted["planted"]["templates"], int(1600 * scale), rng)
+    every = Documents({**data, **planted}, [*KINDS, *wordy])
+    return rows + _put_in(every, "own_planted", [roughen(task, rng) for task in tasks], rng)
+
+
+def _made(
+    documents: Documents, kind: tuple[str, Mapping[str, int]], count: int, rng: random.Random
+) -> list[Row]:
+    return [Row(documents.make(rng), *kind) for _ in range(count)]
+
+
+def _put_in(
+    documents: Documents, source: str, attacks: Sequence[str], rng: random.Random
+) -> list[Row]:
+    rows: list[Row] = []
+    for attack in attacks:
         text, start = documents.with_insertion(attack, rng)
-        span = (start, start + len(attack))
-        rows.append(Row(text, "own_indirect", {INDIRECT: 1}, (span,)))
+        rows.append(Row(text, source, {INDIRECT: 1}, ((start, start + len(attack)),)))
     return rows

@@ -13,7 +13,14 @@ from headrace_guard.classifiers.text_model import Point
 from headrace_guard_train import plan
 from headrace_guard_train.cascade_figures import HeadFigures, Stage
 from headrace_guard_train.hazards import Hazards
-from headrace_guard_train.operating import Scored, auc, only, source_weights, true_ratio_at
+from headrace_guard_train.operating import (
+    Scored,
+    auc,
+    only,
+    ordinary,
+    source_weights,
+    true_ratio_at,
+)
 from headrace_guard_train.plots import line_plot
 from headrace_guard_train.topics import Topics
 
@@ -95,6 +102,8 @@ def _head(one: HeadFigures) -> Json:
         "linear": _stage(one.linear),
         "cascade": _stage(one.cascade),
         "embedded_ratio": round(one.embedded_ratio, 4),
+        "band_recall": {name: round(share, 3) for name, share in one.band_recall.items()},
+        "words_share": round(one.words_share, 3),
         "linear_share": one.linear_share,
     }
 
@@ -102,7 +111,7 @@ def _head(one: HeadFigures) -> Json:
 def _stage(stage: Stage) -> Json:
     scored = stage.scored
     clean = only(scored, scored.clean())
-    ordinary = only(clean, np.isin(clean.sources, sorted(plan.ORDINARY)))
+    usual = ordinary(scored, plan.ORDINARY)
     positives: Json = {}
     negatives: Json = {}
     for source in np.unique(scored.sources[~scored.clean()]).tolist():
@@ -111,7 +120,7 @@ def _stage(stage: Stage) -> Json:
             "rows": len(logits),
             "auc": round(auc(logits, clean.logits), 3),
             "tpr_at_1_percent_fpr": round(true_ratio_at(logits, clean, 0.01), 3),
-            "tpr_at_1_percent_of_ordinary": round(true_ratio_at(logits, ordinary, 0.01), 3),
+            "tpr_at_1_percent_of_ordinary": round(true_ratio_at(logits, usual, 0.01), 3),
             **{
                 f"tpr_{point.value}": round(float(np.mean(logits >= stage.logits[point])), 3)
                 for point in (Point.STRICT, Point.BALANCED, Point.LENIENT)
@@ -134,7 +143,9 @@ def _tables(name: str, found: Json) -> list[str]:
     lines = [
         f"## {name}",
         "",
-        f"The embedding stage is asked about {asked:.1f} % of clean texts.\n",
+        f"The embedding stage is asked about {asked:.1f} % of clean texts. Of positives it sees "
+        + ", ".join(f"{source} {share:.2f}" for source, share in found["band_recall"].items())
+        + "; the rest is a miss before it.\n",
     ]
     for stage in ("linear", "cascade"):
         lines += [

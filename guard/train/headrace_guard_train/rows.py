@@ -10,7 +10,11 @@ from headrace_guard.classifiers.heads import HARM, INDIRECT, INJECTION, TOXICITY
 # Not a head: rows that are only looked at.
 HARM_SOFT = "harm_soft"
 HAZARDS = tuple(f"S{number}" for number in range(1, 15))
-ALL_CLEAN: Mapping[str, int] = {INJECTION: 0, INDIRECT: 0, HARM: 0, TOXICITY: 0}
+# What nobody needs to worry about: a request, and a text that a request is about. A harmless
+# request is no clean document: planted into one it is what `INDIRECT` looks for.
+CLEAN_REQUEST: Mapping[str, int] = {INJECTION: 0, HARM: 0, TOXICITY: 0}
+CLEAN_DOCUMENT: Mapping[str, int] = {**CLEAN_REQUEST, INDIRECT: 0}
+NO_ATTACK: Mapping[str, int] = {INJECTION: 0, INDIRECT: 0}
 
 
 @dataclass(frozen=True, slots=True)

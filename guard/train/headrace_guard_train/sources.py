@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace_guard.classifiers.heads import HARM, INDIRECT, INJECTION, TOXICITY
-from headrace_guard_train.rows import ALL_CLEAN, HARM_SOFT, Row
+from headrace_guard_train.rows import CLEAN_DOCUMENT, CLEAN_REQUEST, HARM_SOFT, Row
 
 FILES = ("train.jsonl.gz", "dev.jsonl.gz")
 # Sources that are small, or parts of one, count as one for leave-one-source-out.
@@ -34,8 +34,8 @@ _LABELS: Mapping[str, Mapping[str, int]] = {
     "injection": {INJECTION: 1, INDIRECT: 1},
     "indirect_injection": {INDIRECT: 1},
     "toxic": {INJECTION: 0, TOXICITY: 1},
-    "benign": ALL_CLEAN,
-    "benign_social": ALL_CLEAN,
+    "benign": CLEAN_REQUEST,
+    "benign_social": CLEAN_DOCUMENT,
 }
 # Asks for company, advice or a rumour: nothing that the hazards name. Not learnt from.
 _SOFT = frozenset({"human_chatbox", "misinformation_harms"})
@@ -44,6 +44,7 @@ _SOFT_LABELS = {INJECTION: 0, HARM_SOFT: 1}
 _HAND_LABELS = Path(__file__).parent.parent / "labels" / "hh_harmless_firstturn.toml"
 _BY_HAND = "hh_harmless_firstturn"
 _CLEAN = "clean"
+_DOCUMENTS = "bipia_context_train"
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def read(folder: Path) -> tuple[list[Row], list[Source]]:
         OSError: the files are not there.
     """
     records = [record for name in FILES for record in _records(folder / name)]
-    contexts = [one["text"] for one in records if one["source"] == "bipia_context_train"]
+    contexts = [one["text"] for one in records if one["source"] == _DOCUMENTS]
     by_hand = _hand_labels()
     rows: list[Row] = []
     by_source: dict[tuple[str, str], list[str]] = {}
@@ -76,6 +77,7 @@ def read(folder: Path) -> tuple[list[Row], list[Source]]:
             hazard = None if known == _CLEAN else known
         else:
             labels = _LABELS.get(record["category"])
+            labels = CLEAN_DOCUMENT if record["source"] == _DOCUMENTS else labels
         if labels is None:
             continue
         unit = _UNITS.get(record["source"], record["source"])
@@ -103,7 +105,7 @@ def _hand_labels() -> dict[str, str]:
 
 
 def _labels_of(label: str) -> Mapping[str, int]:
-    return ALL_CLEAN if label == _CLEAN else _LABELS["harmful"]
+    return CLEAN_REQUEST if label == _CLEAN else _LABELS["harmful"]
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:  # Any: JSON

@@ -19,6 +19,7 @@ from headrace_guard_train.operating import Scored, auc, thresholds, true_ratio_a
 _ROOT = Path(__file__).parents[3]
 _DATA = Path(os.environ.get("HEADRACE_TEST_GUARD_DATA", _ROOT.parent / "shared" / "guard-data"))
 _ROWS_A_SOURCE = 60
+_PLANTED = {"own_indirect", "own_planted"}
 # Far below what the whole of the data gives: it tells a broken pipeline, not a bad day.
 _LEAST_AUC = 0.75
 
@@ -33,14 +34,17 @@ def test_own_templates_leave_no_slot_open() -> None:
     """Every slot that a template names has values."""
     rows = own.generate(plan.SEED, 0.1)
     chat = [
-        row for row in rows if row.source not in {"own_documents", "own_pasted", "own_indirect"}
+        row
+        for row in rows
+        if row.source not in {"own_documents", "own_pasted", "own_indirect", "own_notices"}
+        and row.source != "own_planted"
     ]
     assert not [row.text for row in chat if "{" in row.text and '"role"' not in row.text]
 
 
 def test_an_insertion_is_where_the_row_says() -> None:
     """The span of a document with something foreign in it is that text."""
-    rows = [row for row in own.generate(plan.SEED, 0.05) if row.source == "own_indirect"]
+    rows = [row for row in own.generate(plan.SEED, 0.05) if row.source in _PLANTED]
     assert rows
     for row in rows:
         start, end = row.spans[0]

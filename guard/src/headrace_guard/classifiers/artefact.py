@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from headrace_guard.classifiers.dense import Dense
 from headrace_guard.classifiers.heads import LinearHeads
 from headrace_guard.classifiers.text_model import Point
+from headrace_guard.classifiers.words import Words
 
 ARRAYS_FILE, META_FILE = "models.npz", "models.json"
 
@@ -54,13 +55,15 @@ class HeadModel:
     Args:
         linear: scale of the linear logit alone.
         cascade: scale of the sum of linear and dense logit.
-        band_from: linear logit from which the embedding stage is asked.
-        linear_share: factor of the linear logit in the sum.
+        words_share: factor of the words stage's logit beside the linear one.
+        band_from: sum of both from which the embedding stage is asked.
+        linear_share: factor of that sum beside the dense logit.
         has_embedding: whether the head has an embedding stage.
     """
 
     linear: Scale
     cascade: Scale
+    words_share: float
     band_from: float
     linear_share: float
     has_embedding: bool = True
@@ -74,6 +77,7 @@ class Artefact:
         version: short hash of both files.
         heads: by name.
         linear: the linear heads.
+        words: the network that reads what words mean.
         dense: the network that reads what the embedding model says.
         hazards: ids in the order of the hazard models' columns.
         hazard_words: hazard weights over hashed words; one row a bucket.
@@ -86,6 +90,7 @@ class Artefact:
     version: str
     heads: Mapping[str, HeadModel]
     linear: LinearHeads
+    words: Words
     dense: Dense
     hazards: tuple[str, ...]
     hazard_words: NDArray[np.float32]
@@ -137,7 +142,12 @@ def _artefact(meta: dict[str, Any], arrays: dict[str, Any], version: str) -> Art
         version=version,
         heads={name: _head(meta["heads"][name]) for name in names},
         linear=linear,
-        dense=unpacked_dense(arrays, names),
+        words=Words(
+            arrays["word_vectors"],
+            float(arrays["word_scale"]),
+            unpacked_dense(arrays, names, "words"),
+        ),
+        dense=unpacked_dense(arrays, names, "dense"),
         hazards=tuple(meta["hazards"]),
         hazard_words=arrays["hazard_words"].astype(np.float32) * arrays["hazard_scales"],
         hazard_vectors=arrays["hazard_vectors"].astype(np.float32),
@@ -147,16 +157,18 @@ def _artefact(meta: dict[str, Any], arrays: dict[str, Any], version: str) -> Art
     )
 
 
-def unpacked_dense(arrays: Mapping[str, Any], names: Sequence[str]) -> Dense:  # Any: arrays
-    """Build the dense stage from the arrays of an artefact."""
+def unpacked_dense(
+    arrays: Mapping[str, Any], names: Sequence[str], prefix: str
+) -> Dense:  # Any: arrays
+    """Build a network from the arrays of an artefact whose names begin with *prefix*."""
     return Dense(
         tuple(names),
-        arrays["dense_shifts"],
-        arrays["dense_scales"],
-        arrays["dense_inner"].astype(np.float32) * arrays["dense_columns"],
-        arrays["dense_inner_biases"],
-        arrays["dense_outer"],
-        arrays["dense_outer_biases"],
+        arrays[f"{prefix}_shifts"],
+        arrays[f"{prefix}_scales"],
+        arrays[f"{prefix}_inner"].astype(np.float32) * arrays[f"{prefix}_columns"],
+        arrays[f"{prefix}_inner_biases"],
+        arrays[f"{prefix}_outer"],
+        arrays[f"{prefix}_outer_biases"],
     )
 
 
@@ -164,6 +176,7 @@ def _head(meta: dict[str, Any]) -> HeadModel:
     return HeadModel(
         linear=_scale(meta["linear"]),
         cascade=_scale(meta["cascade"]),
+        words_share=float(meta["words_share"]),
         band_from=float(meta["band_from"]),
         linear_share=float(meta["linear_share"]),
         has_embedding=bool(meta["has_embedding"]),

@@ -2,12 +2,13 @@
 
 ::
 
-    linear logit < band ------------------------------> low score, done (most texts)
-                 >= band --> embedding and dense stage, at most three windows --> sum of both logits
+    linear + words < band -----------------------------> low score, done (most texts)
+                  >= band --> embedding and dense stage, at most three windows --> sum of logits
                                    score between two thresholds and a judge --> its word decides
 
-Without the embedding model the linear logit is scored on a scale and thresholds of its own; the
-version says so. A stage that was due and gave nothing is `Judged.missed`, never a low score.
+Without the embedding model there are no word pieces either: the linear logit is scored on a scale
+and thresholds of its own; the version says so. A stage that was due and gave nothing is
+`Judged.missed`, never a low score.
 """
 
 from __future__ import annotations
@@ -54,11 +55,13 @@ Vector = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A head's highest window and where it stands."""
+    """One of a head's highest windows and where it stands."""
 
     head: str
     peak: Peak
     reading: Reading
+    # What both cheap stages say together; the linear one alone without the other.
+    cheap: float
 
     @property
     def text(self) -> str:
@@ -131,12 +134,17 @@ class CascadeModels:
 
     def judge_now(self, window: Window, trust: Trust, asked: Asked) -> list[Match]:
         """Judge a text with the linear heads alone, on their own thresholds."""
-        seen = self._look(window.text, _heads(trust, asked))
+        seen = self._look(window.text, _heads(trust, asked), has_words=False)
         return self._matches([self._linear(one) for one in seen], asked)
 
     async def _judge_stages(self, text: str, trust: Trust, asked: Asked) -> Judged:
         heads = _heads(trust, asked)
-        seen = await self._run(text, lambda: self._look(text, heads)) if heads else []
+        has_words = self._embedder is not None
+        seen = (
+            await self._run(text, lambda: self._look(text, heads, has_words=has_words))
+            if heads
+            else []
+        )
         has_topic = OFF_TOPIC in asked.points and asked.topic is not None and trust is Trust.USER
         missed = Reason.NO_MODEL if has_topic and self._embedder is None else None
         looked: dict[str, _Looked] = {}
@@ -160,20 +168,38 @@ class CascadeModels:
     async def _run(self, text: str, work: Callable[[], T]) -> T:
         return work() if len(text) <= INLINE_CHARS else await self._threads.run(work)
 
-    def _look(self, text: str, heads: frozenset[str]) -> list[_Seen]:
+    def _look(self, text: str, heads: frozenset[str], *, has_words: bool) -> list[_Seen]:
         reading = read(text)
         peaks = self._artefact.linear.peaks(reading.text, heads)
-        return [_Seen(head, peak, reading) for head, peak in peaks.items()]
+        places = {(one.begin, one.end) for found in peaks.values() for one in found}
+        said = {place: self._words(reading, *place) for place in places} if has_words else {}
+        return [
+            _Seen(head, peak, reading, self._cheap(head, peak, said))
+            for head, found in peaks.items()
+            for peak in found
+        ]
+
+    def _words(self, reading: Reading, begin: int, end: int) -> Mapping[str, float]:
+        assert self._embedder is not None  # noqa: S101 - for the type checker; the caller looked
+        return self._artefact.words.logits(self._embedder.pieces(reading.text[begin:end]))
+
+    def _cheap(
+        self, head: str, peak: Peak, said: Mapping[tuple[int, int], Mapping[str, float]]
+    ) -> float:
+        if not said:
+            return peak.logit
+        share = self._artefact.heads[head].words_share
+        return peak.logit + share * said[peak.begin, peak.end][head]
 
     def _doubts(self, seen: list[_Seen]) -> list[_Seen]:
         """Return what the embedding stage should look at, most suspicious first."""
-        over = {one.head: one.peak.logit - self._artefact.heads[one.head].band_from for one in seen}
+        heads = self._artefact.heads
         doubts = [
-            one
+            (one.cheap - heads[one.head].band_from, one)
             for one in seen
-            if over[one.head] >= 0 and self._artefact.heads[one.head].has_embedding
+            if one.cheap >= heads[one.head].band_from and heads[one.head].has_embedding
         ]
-        return sorted(doubts, key=lambda one: -over[one.head])[:MAX_WINDOWS]
+        return [one for _, one in sorted(doubts, key=lambda pair: -pair[0])[:MAX_WINDOWS]]
 
     def _embed(
         self, texts: list[str], whole: str | None, asked: Asked
@@ -195,10 +221,10 @@ class CascadeModels:
         model = self._artefact.heads[seen.head]
         if not model.has_embedding:
             return self._linear(seen)
-        found = looked.get(seen.text) if seen.peak.logit >= model.band_from else None
+        found = looked.get(seen.text) if seen.cheap >= model.band_from else None
         if found is None:
             return _Scored(seen, _below_band(model, seen), None, "linear", model.cascade.thresholds)
-        logit = model.linear_share * seen.peak.logit + found.logits[seen.head]
+        logit = model.linear_share * seen.cheap + found.logits[seen.head]
         probability = model.cascade.probability(logit)
         return _Scored(seen, probability, found.vector, "cascade", model.cascade.thresholds)
 
@@ -312,6 +338,6 @@ def _heads(trust: Trust, asked: Asked) -> frozenset[str]:
 
 def _below_band(model: HeadModel, seen: _Seen) -> float:
     # Texts that the embedding never saw stay below every hit, in the order of their linear scores.
-    logit = min(seen.peak.logit, model.band_from)
+    logit = min(seen.cheap, model.band_from)
     edge = max(model.linear.probability(model.band_from), 1e-9)
     return 0.5 * model.cascade.thresholds[Point.STRICT] * model.linear.probability(logit) / edge

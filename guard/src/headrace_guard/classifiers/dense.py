@@ -49,7 +49,11 @@ class Dense:
 
     def logits(self, embedded: Embedded) -> dict[str, float]:
         """Return each head's logit of a window."""
-        scaled = (inputs_of(embedded) - self.shifts) / self.scales
+        return self.judge(inputs_of(embedded))
+
+    def judge(self, inputs: Array) -> dict[str, float]:
+        """Return each head's logit of what the network reads, not yet scaled."""
+        scaled = (inputs - self.shifts) / self.scales
         found = self.forward(scaled[np.newaxis])[0]
         return dict(zip(self.names, found.tolist(), strict=True))
 

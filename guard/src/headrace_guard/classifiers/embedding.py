@@ -13,6 +13,7 @@ there is no embedding stage, and whoever needs it is told so.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +22,8 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
+
+from headrace_guard.classifiers.pieces import WordPieces
 
 MODEL_FILE, TOKENIZER_FILE = "model.onnx", "tokenizer.json"
 SHA256 = {
@@ -67,6 +70,10 @@ class Embeds(Protocol):
         """Return what the model says of a text."""
         ...
 
+    def pieces(self, text: str) -> Sequence[int]:
+        """Return the ids of a text's word pieces, without those that frame it."""
+        ...
+
 
 class Embedder:
     """Turns texts into unit vectors. May be used by several threads, but uses one at a time.
@@ -95,10 +102,33 @@ class Embedder:
         self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(MAX_TOKENS)
+        self._pieces = WordPieces(self._tokenizer)
+
+    @property
+    def num_pieces(self) -> int:
+        """Number of word pieces that the model knows."""
+        return self._tokenizer.get_vocab_size()
+
+    def pieces(self, text: str) -> list[int]:
+        """Return the ids of a text's word pieces; what is behind `MAX_TOKENS` is not seen."""
+        return self._pieces.of(text)[: MAX_TOKENS - 2]
 
     def look(self, text: str) -> Embedded:
         """Return what the model says of a text; what is behind `MAX_TOKENS` of it is not seen."""
-        ids = np.array([self._tokenizer.encode(text).ids], np.int64)
+        last, states = self._run(np.array([self._tokenizer.encode(text).ids], np.int64))
+        vector = last[0].mean(axis=0) if last.ndim == 3 else last[0]
+        unit: NDArray[np.float32] = vector / max(float(np.linalg.norm(vector)), 1e-9)
+        return Embedded(unit, states[0])
+
+    def look_at_pieces(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Return the embedding of each word piece alone, one row a piece."""
+        first, last = self._tokenizer.encode("").ids
+        framed = np.array([[first, one, last] for one in ids], np.int64)
+        vectors = self._run(framed)[0].mean(axis=1)
+        rows: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        return rows
+
+    def _run(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         given = {
             "input_ids": ids,
             "attention_mask": np.ones_like(ids),
@@ -106,11 +136,7 @@ class Embedder:
         }
         inputs = {name: value for name, value in given.items() if name in self._inputs}
         last, states = self._session.run(None, inputs)
-        vector = np.asarray(last, np.float32)[0]
-        if vector.ndim == 2:
-            vector = vector.mean(axis=0)
-        unit: NDArray[np.float32] = vector / max(float(np.linalg.norm(vector)), 1e-9)
-        return Embedded(unit, np.asarray(states, np.float32)[0])
+        return np.asarray(last, np.float32), np.asarray(states, np.float32)
 
 
 def _check(path: Path, expected: str) -> None:

@@ -21,9 +21,14 @@ def cut_of(head: str) -> Cut:
     return NARROW if head == INDIRECT else WIDE
 
 
+def num_peaks(head: str) -> int:
+    """Return how many windows of a text a head may doubt: what is planted is easily missed."""
+    return 3 if head == INDIRECT else 1
+
+
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The window of a text that a head scores highest."""
+    """A window of a text and what a head says of it."""
 
     logit: float
     begin: int
@@ -46,12 +51,12 @@ class LinearHeads:
         self._weights = np.ascontiguousarray(weights.T, np.float32)
         self._biases, self._names = biases, tuple(names)
 
-    def peaks(self, text: str, wanted: frozenset[str]) -> dict[str, Peak]:
-        """Return each wanted head's highest window."""
+    def peaks(self, text: str, wanted: frozenset[str]) -> dict[str, list[Peak]]:
+        """Return each wanted head's highest windows, `num_peaks` of them, none over another."""
         found = features(text)
         buckets = found.buckets.astype(np.intp)
         columns = {name: column for column, name in enumerate(self._names) if name in wanted}
-        peaks: dict[str, Peak] = {}
+        peaks: dict[str, list[Peak]] = {}
         for cut in {cut_of(name) for name in columns}:
             names = [name for name in columns if cut_of(name) == cut]
             # The last column stays zero, see `_Grid`.
@@ -59,7 +64,8 @@ class LinearHeads:
             for row, name in zip(gained, names, strict=True):
                 self._weights[columns[name]].take(buckets, out=row[:-1], mode="clip")
             biases = [float(self._biases[columns[name]]) for name in names]
-            peaks.update(zip(names, _Grid(found, cut).peaks(gained, biases), strict=True))
+            counts = [num_peaks(name) for name in names]
+            peaks.update(zip(names, _Grid(found, cut).peaks(gained, biases, counts), strict=True))
         return {name: peaks[name] for name in columns}
 
 
@@ -84,20 +90,31 @@ class _Grid:
         num_features = counts[self._last] - counts[self._first]
         self._sizes = np.sqrt(np.maximum(num_features, 1.0))
 
-    def peaks(self, gained: NDArray[np.float32], biases: Sequence[float]) -> list[Peak]:
-        """Return each head's window with the highest logit.
+    def peaks(
+        self, gained: NDArray[np.float32], biases: Sequence[float], counts: Sequence[int]
+    ) -> list[list[Peak]]:
+        """Return each head's windows with the highest logits, the highest first.
 
         Args:
             gained: what each feature gains, one row a head; a zero behind the last one.
             biases: one a head.
+            counts: how many windows each head wants.
         """
         logits = self._sums(gained) / self._sizes + np.array(biases)[:, np.newaxis]
-        best = logits.argmax(axis=1).tolist()
-        begins, ends = self._begins.tolist(), self._ends.tolist()
-        return [
-            Peak(float(row[idx]), begins[idx], ends[idx])
-            for row, idx in zip(logits, best, strict=True)
-        ]
+        return [self._highest(row, count) for row, count in zip(logits, counts, strict=True)]
+
+    def _highest(self, logits: NDArray[np.float64], count: int) -> list[Peak]:
+        found: list[Peak] = []
+        order = (
+            [int(logits.argmax())] if count == 1 else np.argsort(-logits, kind="stable").tolist()
+        )
+        for idx in order:
+            begin, end = int(self._begins[idx]), int(self._ends[idx])
+            if all(end <= one.begin or begin >= one.end for one in found):
+                found.append(Peak(float(logits[idx]), begin, end))
+                if len(found) == count:
+                    break
+        return found
 
     def _sums(self, gained: NDArray[np.float32]) -> NDArray[np.float64]:
         if not len(self._at):
