@@ -136,6 +136,14 @@ async def test_a_background_response_is_cancelled(fleet: GatewayFleet) -> None:
     assert fleet.usage.closed_events()[0].ending == usage_pb2.ENDING_CLIENT_GONE
 
 
+async def test_what_is_not_offered_is_an_unknown_url(fleet: GatewayFleet) -> None:
+    """POSTs below /v1/responses that are nowhere get 404 in the usual shape, not 405."""
+    async with fleet.http() as client:
+        answer = await client.post("/v1/responses/compact", json={})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "unknown_url"
+
+
 async def test_a_short_answer_is_incomplete(fleet: GatewayFleet) -> None:
     """max_output_tokens ends it and says so; it can be continued."""
     async with fleet.openai() as client:
@@ -203,3 +211,84 @@ async def test_mistakes_are_named(fleet: GatewayFleet, fields: Any, param: str) 
             await client.responses.create(**{"model": MODEL, "input": "hi", **fields})
     assert caught.value.param == param
     assert fleet.usage.events == []
+
+
+async def test_a_background_response_is_streamed_and_taken_up_again(fleet: GatewayFleet) -> None:
+    """Who leaves comes back by the last number he saw; the text is whole, the bill is one."""
+    fleet.worker.script = saying("Hello, 水車!")
+    fleet.worker.switches.delay_per_token_s = 0.02
+    async with fleet.openai() as client:
+        stream = await client.responses.create(
+            model=MODEL, input="hi", background=True, stream=True
+        )
+        first: list[Any] = []
+        async for event in stream:
+            first.append(event)
+            if event.type == "response.output_text.delta":
+                break
+        await stream.close()
+        response_id = first[0].response.id
+        seen_last = first[-1].sequence_number
+        rest = [
+            event
+            async for event in await client.responses.retrieve(
+                response_id, stream=True, starting_after=seen_last
+            )
+        ]
+        later = [event async for event in await client.responses.retrieve(response_id, stream=True)]
+        kept = await client.responses.retrieve(response_id)
+    assert [it.type for it in first[:3]] == [
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+    ]
+    whole = first + rest
+    assert [it.sequence_number for it in whole] == list(range(len(whole)))
+    assert [it.model_dump() for it in later] == [it.model_dump() for it in whole]
+    text = "".join(it.delta for it in whole if it.type == "response.output_text.delta")
+    assert text == "Hello, 水車!" == kept.output_text
+    assert whole[-1].type == "response.completed"
+    assert len(fleet.usage.closed_events()) == 1
+
+
+async def test_another_process_tells_the_events_too(fleet: GatewayFleet) -> None:
+    """While they come, and when the process that made them is gone."""
+    fleet.settings["state_url"] = f"sqlite:///{fleet.folder}/shared.sqlite3"
+    await fleet.restart_gateway()
+    other = await fleet.add_gateway()
+    fleet.worker.script = saying("Hello")
+    fleet.worker.switches.delay_per_token_s = 0.1
+    url = f"http://127.0.0.1:{other.port}/v1/responses"
+    async with fleet.openai() as client, fleet.http() as http:
+        made = await client.responses.create(model=MODEL, input="hi", background=True, stream=True)
+        begun = await anext(aiter(made))
+        answer = await http.get(f"{url}/{begun.response.id}", params={"stream": "true"})
+        await made.close()
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in answer.text.splitlines() if line.startswith("event: ")]
+        assert lines[0] == "event: response.created"
+        assert lines[-1] == "event: response.completed"
+        assert lines.count("event: response.output_text.delta") == len("Hello")
+        plain = await client.responses.create(model=MODEL, input="hi", background=True)
+        for params, param in (
+            ({"stream": "true"}, "stream"),
+            ({"starting_after": 2}, "starting_after"),
+        ):
+            refused = await http.get(f"{url}/{plain.id}", params=params)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+async def test_a_cancelled_stream_ends(fleet: GatewayFleet) -> None:
+    """Its last event carries the status; a deleted one's events are gone."""
+    fleet.worker.switches.delay_per_token_s = 0.05
+    async with fleet.openai() as client:
+        stream = await client.responses.create(
+            model=MODEL, input="hi", background=True, stream=True
+        )
+        begun = await anext(aiter(stream))
+        await client.responses.cancel(begun.response.id)
+        *_, last = [event async for event in stream]
+        assert (last.type, last.response.status) == ("response.failed", "cancelled")
+        await client.responses.delete(begun.response.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(begun.response.id, stream=True)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import anthropic
+import openai.types.responses
 import orjson
 import pytest
 from anthropic.types.message_count_tokens_params import MessageCountTokensParams
@@ -20,9 +22,12 @@ from openai.types.completion_create_params import CompletionCreateParams
 from openai.types.responses.response_create_params import ResponseCreateParams
 
 from headrace_common.errors import InvalidRequest
+from headrace_contracts.types.v1.types_pb2 import TokenUsage
+from headrace_gateway.messages_api import sinks as messages
 from headrace_gateway.messages_api.schema import parse_count, parse_messages
 from headrace_gateway.openai_schema import parse_chat, parse_completion
 from headrace_gateway.responses_api import schema as responses
+from headrace_gateway.responses_api.sink import fresh_response, usage_json
 from headrace_testing.param_types import Example, Examples, fields_of
 
 USER = {"role": "user", "content": "hi"}
@@ -42,7 +47,8 @@ _NOTHING: dict[str, tuple[Any, ...] | str] = {
     "citations": "a record of what an earlier answer cited; no model is shown it",
     "defer_loading": (False,),
     "diagnostics": ({},),
-    "disable_parallel_tool_use": (False,),
+    # Of all choices but a named tool, True is found to make a difference.
+    "disable_parallel_tool_use": (False, True),
     "eager_input_streaming": "arguments are streamed as they are made anyway",
     "echo": (False,),
     "function_call": ("none",),
@@ -232,3 +238,23 @@ def _asks_for_nothing(path: str, special: Any) -> bool:
             if isinstance(values, str) or (end == len(steps) and special in values):
                 return True
     return False
+
+
+def test_answers_have_every_field_that_the_sdks_know() -> None:
+    """Strict readers are told "nothing" where there is nothing, and miss no field."""
+    message = messages.message_json("msg_1", "m", [], TokenUsage())
+    assert set(anthropic.types.Message.model_fields) <= set(message)
+    assert set(anthropic.types.Usage.model_fields) <= set(message["usage"])
+    asked = responses.parse(b'{"model":"m","input":"hi"}')
+    response = fresh_response("resp_1", "m", 1, responses.echo(asked))
+    known = set(openai.types.responses.Response.model_fields)
+    assert known - set(response) <= _OF_REFUSED_FEATURES
+    assert {"presence_penalty", "frequency_penalty"} <= set(response)
+    assert set(openai.types.responses.ResponseUsage.model_fields) <= set(usage_json(TokenUsage()))
+
+
+_OF_REFUSED_FEATURES = {
+    *("access_programs", "context_management", "conversation", "image", "input_transformations"),
+    *("moderation", "prompt", "prompt_cache_diagnostics", "prompt_cache_options"),
+    *("prompt_cache_retention", "tool_usage"),
+}

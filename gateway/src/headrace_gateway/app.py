@@ -49,6 +49,7 @@ from headrace_gateway.request_flow import FlowLimits, RequestFlow
 from headrace_gateway.responses_api.background import BackgroundResponses
 from headrace_gateway.responses_api.dialect import ResponsesDialect
 from headrace_gateway.responses_api.kept import KeptResponses
+from headrace_gateway.responses_api.kept_events import KeptEvents
 from headrace_gateway.responses_api.routes import responses_router
 from headrace_gateway.rest_app import rest_app
 from headrace_gateway.retry_budget import RetryBudget, RetryLimits
@@ -122,7 +123,8 @@ class Gateway:
         self.stories = Stories(self._state, settings.story_ttl_s)
         self._flow = self._build_flow(clock)
         self._kept = KeptResponses(self._state, settings.response_ttl_s)
-        self._background = BackgroundResponses(self._kept, self._flow)
+        events = KeptEvents(self._state, settings.response_ttl_s)
+        self._background = BackgroundResponses(self._kept, events, self._flow)
         limits = FileLimits(
             settings.file_max_bytes, settings.project_file_bytes, settings.file_ttl_s
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -221,7 +221,11 @@ class HotRoute(ApiRoute):
             price_tier(reading.request),
         )
         if reading.detach is not None:
-            await exchange.send_json(200, await reading.detach(visit))
+            told = await reading.detach(visit)
+            if isinstance(told, bytes):
+                await exchange.send_json(200, told)
+            else:
+                await while_connected(exchange, _send_all(exchange, told))
             return "ok"
         await while_connected(exchange, self._flow.serve(visit))
         blocked = visit.answer is not None and visit.answer.is_blocked
@@ -272,6 +276,13 @@ class GatewayApp:
             others = self._posts if scope["method"] == "POST" else {}
             app = self._hot.get(scope["path"]) or others.get(scope["path"], self._rest)
         await app(scope, receive, send)
+
+
+async def _send_all(exchange: Exchange, events: AsyncIterator[bytes]) -> None:
+    await exchange.begin_stream()
+    async for piece in events:
+        await exchange.send_events(piece)
+    await exchange.send_events(b"", is_last=True)
 
 
 async def while_connected(exchange: WatchedExchange, work: Coroutine[None, None, None]) -> None:

@@ -28,6 +28,10 @@ class InvalidFunction(InvalidRequest):
     public_code = "invalid_function_parameters"
 
 
+# Of one answer: small models repeat a call until their tokens are spent.
+_MAX_CALLS = 16
+
+
 def output_constraint(request: ApiRequest) -> OutputConstraint | None:
     """Return what a worker must hold the answer to; None = nothing."""
     tools = request.tools
@@ -47,7 +51,7 @@ def output_constraint(request: ApiRequest) -> OutputConstraint | None:
                 for function in tools.callable_functions()
             ],
             required=tools.mode is ToolMode.REQUIRED,
-            max_calls=0 if tools.is_parallel else 1,
+            max_calls=_MAX_CALLS if tools.is_parallel else 1,
             begin=CALL_BEGIN,
             end=CALL_END,
         )

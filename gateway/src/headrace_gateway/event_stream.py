@@ -25,8 +25,8 @@ class EventStream:
     def __init__(self, exchange: Exchange, clock: Clock, keep_alive: bytes) -> None:
         self._exchange, self._clock, self._keep_alive = exchange, clock, keep_alive
         self._waiting: list[bytes] = []
-        # Ever queued.
-        self.num_events = 0
+        # Ever queued, those before this stream included.
+        self.num_events = exchange.num_events
         self._lock = asyncio.Lock()
         self._last_sent_s = clock.now_s()
 

@@ -36,7 +36,9 @@ def add_tools(request: ApiRequest, chat: ChatBody) -> None:
         _refuse_choice_without_tools(chat)
         return
     mode, allowed = _choice(chat, names)
-    is_parallel = chat.parallel_tool_calls is not False
+    # Who names a function wants that call, not several of it.
+    is_named = isinstance(chat.tool_choice, FunctionChoice)
+    is_parallel = chat.parallel_tool_calls is not False and not is_named
     request.tools = ToolUse(functions, mode, allowed, is_parallel)
     for idx, tool in enumerate(functions):
         _guard_function(request, tool["function"], f"tools[{idx}].function")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -98,8 +98,9 @@ class Reading:
 
     request: ApiRequest
     make_sink: MakeSink
-    # Takes the request away from its connection and returns what is told at once; None = it stays.
-    detach: Callable[[Visit], Awaitable[bytes]] | None = None
+    # Takes the request away from its connection and returns what is told at once, or the events to
+    # read along with; None = it stays.
+    detach: Callable[[Visit], Awaitable[bytes | AsyncIterator[bytes]]] | None = None
 
 
 class Dialect(Protocol):

@@ -157,6 +157,40 @@ async def test_calls_of_functions(compiler, constraint, good, bad):
     assert [fits(made, text) for text in (*good, *bad)] == [True] * len(good) + [False] * len(bad)
 
 
+@pytest.mark.parametrize(
+    ("schema", "is_open"),
+    [
+        ({"type": "object", "properties": {"a": {"type": "integer"}}}, False),
+        ({"properties": {"a": {"type": "integer"}}, "additionalProperties": True}, True),
+        ({"type": "object"}, True),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"type": "integer"}},
+                "anyOf": [{"properties": {"b": {"type": "integer"}}}],
+            },
+            True,
+        ),
+        (
+            {
+                "allOf": [
+                    {"type": "object", "properties": {"a": {"type": "integer"}}},
+                    {"properties": {"b": {"type": "integer"}}},
+                ]
+            },
+            True,
+        ),
+    ],
+)
+async def test_properties_that_nobody_named_are_not_invented(compiler, schema, is_open):
+    """An object holds what it names, unless its schema asks for more or is composed."""
+    nested = {"type": "array", "items": schema}
+    for wanted, form in ((schema, "%s"), (nested, "[%s]")):
+        made = await compiler.compile(pb.OutputConstraint(json_schema=json.dumps(wanted)))
+        assert fits(made, form % '{"a": 1}')
+        assert fits(made, form % '{"a": 1, "b": 2}') is is_open
+
+
 async def test_control_tokens_are_never_text(compiler):
     """Free text of any length may hold no control token, though a model could draw one."""
     made = await compiler.compile(pb.OutputConstraint(tool_calls=tools()))

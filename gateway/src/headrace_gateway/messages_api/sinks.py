@@ -25,6 +25,15 @@ from headrace_gateway.pricing import cached_tokens
 from headrace_gateway.tool_calls import call_id
 from headrace_gateway.visit import Exchange
 
+# What is told of usage once more at the end of a stream.
+_DELTA_USAGE = (
+    "input_tokens",
+    "cache_creation_input_tokens",
+    "cache_read_input_tokens",
+    "output_tokens",
+    "output_tokens_details",
+    "server_tool_use",
+)
 PING = named_event("ping", b'{"type":"ping"}')
 _STOP_REASONS = {
     "stop": "end_turn",
@@ -49,7 +58,15 @@ def usage_json(usage: TokenUsage) -> Json:
         "cache_creation_input_tokens": usage.cache_write_tokens,
         "cache_read_input_tokens": cached,
         "output_tokens": usage.output_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+        "server_tool_use": None,
         "service_tier": "standard",
+        "speed": "standard",
+        "inference_geo": None,
+        "cache_creation": {
+            "ephemeral_5m_input_tokens": usage.cache_write_tokens,
+            "ephemeral_1h_input_tokens": 0,
+        },
     }
 
 
@@ -63,6 +80,9 @@ def message_json(message_id: str, model: str, content: list[Json], usage: TokenU
         "content": content,
         "stop_reason": None,
         "stop_sequence": None,
+        "stop_details": None,
+        "container": None,
+        "diagnostics": None,
         "usage": usage_json(usage),
     }
 
@@ -125,7 +145,7 @@ class WholeMessage:
                 content.append({**use, "input": parsed_arguments(text)})
                 num_calls += 1
             elif text.strip() or len(self._blocks) == 1:
-                content.append({"type": "text", "text": text})
+                content.append({"type": "text", "text": text, "citations": None})
         return content
 
 
@@ -167,7 +187,8 @@ class StreamedMessage:
             if self._num_blocks and not text.strip():
                 # Space between two calls is no block of its own.
                 return
-            self._begin_block("text", {"type": "text", "text": ""})
+            block = {"type": "text", "text": "", "citations": None}
+            self._begin_block("text", block)
         self._delta({"type": "text_delta", "text": text})
 
     def add_call(self, choice_idx: int, call_idx: int, name: str) -> None:
@@ -190,7 +211,7 @@ class StreamedMessage:
 
     async def end(self, usage: TokenUsage) -> None:
         """Send how it ended, and the end."""
-        counts = {k: v for k, v in usage_json(usage).items() if k != "service_tier"}
+        counts = {k: v for k, v in usage_json(usage).items() if k in _DELTA_USAGE}
         self._events.add("message_delta", {"delta": self._end, "usage": counts})
         self._events.add("message_stop", {})
         await self._events.flush(is_last=True)
@@ -219,7 +240,8 @@ class StreamedMessage:
 
 def tool_use(message_id: str, call_idx: int, name: str) -> Json:
     """Return a call's block without its input."""
-    return {"type": "tool_use", "id": call_id(message_id, 0, call_idx, "toolu_"), "name": name}
+    use_id = call_id(message_id, 0, call_idx, "toolu_")
+    return {"type": "tool_use", "id": use_id, "name": name, "caller": {"type": "direct"}}
 
 
 def parsed_arguments(text: str) -> Any:  # Any: a JSON object, or whatever was cut off

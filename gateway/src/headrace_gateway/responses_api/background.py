@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from headrace_common.errors import HeadraceError, Internal, QueueFull
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_gateway.answer_extras import Json
-from headrace_gateway.captured_exchange import CapturedExchange
 from headrace_gateway.request_flow import RequestFlow
-from headrace_gateway.responses_api.kept import LEASE_S, KeptResponses
+from headrace_gateway.responses_api.event_log import EventLog
+from headrace_gateway.responses_api.kept import LEASE_S, Kept, KeptResponses
+from headrace_gateway.responses_api.kept_events import KeptEvents
 from headrace_gateway.state.store import Owner
 from headrace_gateway.visit import Visit
 
@@ -33,15 +35,18 @@ class BackgroundResponses:
 
     Args:
         kept: where they are kept.
+        events: where the events of those that are streamed are kept.
         flow: serves them like any other request.
     """
 
-    def __init__(self, kept: KeptResponses, flow: RequestFlow) -> None:
-        self._kept, self._flow = kept, flow
-        self._running: dict[str, tuple[asyncio.Task[None], CapturedExchange]] = {}
+    def __init__(self, kept: KeptResponses, events: KeptEvents, flow: RequestFlow) -> None:
+        self._kept, self._events, self._flow = kept, events, flow
+        self._running: dict[str, tuple[asyncio.Task[None], EventLog]] = {}
 
-    async def start(self, visit: Visit, response: Json, input_items: list[Json]) -> Json:
-        """Keep a response as queued and begin to work on it; return it.
+    async def start(
+        self, visit: Visit, response: Json, input_items: list[Json]
+    ) -> tuple[Json, EventLog]:
+        """Keep a response as queued and begin to work on it; return it and its events to come.
 
         Raises:
             QueueFull: too many are under way here.
@@ -52,14 +57,30 @@ class BackgroundResponses:
         response["status"] = "queued"
         owner = Owner.of(visit.principal)
         await self._kept.keep(owner, response, input_items, visit.request_id)
-        exchange = CapturedExchange()
+        exchange = EventLog(self._flow.limits.keep_alive_s)
         detached = dataclasses.replace(visit, exchange=exchange)
         queued = dict(response)
+        if visit.request.streaming.is_stream:
+            exchange.tell("response.created", queued)
+            exchange.tell("response.queued", queued)
+            await self._events.keep(response["id"], exchange)
         response["status"] = "in_progress"
-        task = asyncio.create_task(self._run(detached, response))
+        task = asyncio.create_task(self._run(detached, response, exchange))
         self._running[response["id"]] = (task, exchange)
         task.add_done_callback(lambda _: self._running.pop(response["id"], None))
-        return queued
+        return queued, exchange
+
+    def follow(
+        self, find: Callable[[], Awaitable[Kept]], response_id: str, start: int
+    ) -> AsyncIterator[bytes]:
+        """Return the events of a response from a number on, wherever it is made."""
+        if response_id in self._running:
+            return self._running[response_id][1].follow(start)
+        return self._events.follow(find, response_id, start)
+
+    async def is_streamed(self, response_id: str) -> bool:
+        """Whether a response has events to read."""
+        return bool(await self._events.read(response_id, 0))
 
     def cancel(self, response_id: str) -> None:
         """Stop one at once if it runs here."""
@@ -73,35 +94,43 @@ class BackgroundResponses:
         """Stop all; they end as failed."""
         await cancel_and_wait(*(task for task, _ in self._running.values()))
 
-    async def _run(self, visit: Visit, response: Json) -> None:
-        looking = asyncio.create_task(self._look(response["id"]))
+    async def _run(self, visit: Visit, response: Json, log: EventLog) -> None:
+        looking = asyncio.create_task(self._look(response["id"], log))
         try:
             await self._flow.serve(visit)
         except asyncio.CancelledError:
             is_wanted = visit.exchange.client_is_gone
             await asyncio.shield(
-                self._fail(response, Internal(), "cancelled" if is_wanted else "failed")
+                self._fail(response, Internal(), "cancelled" if is_wanted else "failed", log)
             )
             raise
         except HeadraceError as error:
-            await self._fail(response, error, "failed")
+            await self._fail(response, error, "failed", log)
         except Exception:  # noqa: BLE001 - the edge: logged, and told without text from inside
             _log.exception("%s failed", visit.request_id)
-            await self._fail(response, Internal(), "failed")
+            await self._fail(response, Internal(), "failed", log)
         finally:
             await cancel_and_wait(looking)
+            await asyncio.shield(self._keep_events(response["id"], log))
 
-    async def _look(self, response_id: str) -> None:
+    async def _keep_events(self, response_id: str, log: EventLog) -> None:
+        try:
+            await self._events.keep(response_id, log)
+        except HeadraceError as error:
+            _log.warning("the events of %s: %s", response_id, error)
+
+    async def _look(self, response_id: str, log: EventLog) -> None:
         """Renew the lease, and stop when somebody wants that."""
         while True:
             await asyncio.sleep(min(_LOOK_S, LEASE_S / 3))
+            await self._keep_events(response_id, log)
             try:
                 if await self._kept.renew(response_id):
                     self.cancel(response_id)
             except HeadraceError as error:
                 _log.warning("the lease of %s: %s", response_id, error)
 
-    async def _fail(self, response: Json, error: HeadraceError, status: str) -> None:
+    async def _fail(self, response: Json, error: HeadraceError, status: str, log: EventLog) -> None:
         response["status"] = status
         if status == "failed":
             response["error"] = {"code": error.public_code, "message": error.public_message}
@@ -110,3 +139,6 @@ class BackgroundResponses:
         except HeadraceError as failure:
             # Its lease ends, and whoever looks then finds it failed.
             _log.warning("%s cannot be kept: %s", response["id"], failure)
+        if log.events:
+            # There is no event of its own for what was cancelled; its status says so.
+            log.tell("response.failed", response, is_last=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator
 
 import orjson
 
@@ -68,9 +69,9 @@ class ResponsesDialect:
             return Reading(request, work.make_sink)
         self._names.check(request.model, caller.principal)
 
-        async def detach(visit: Visit) -> bytes:
-            queued = await self._background.start(visit, work.response, work.items)
-            return orjson.dumps(queued)
+        async def detach(visit: Visit) -> bytes | AsyncIterator[bytes]:
+            queued, log = await self._background.start(visit, work.response, work.items)
+            return log.follow(0) if request.streaming.is_stream else orjson.dumps(queued)
 
         return Reading(request, work.make_sink, detach)
 

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, RowMapping, delete, select, update
 from headrace_common.database import put
 from headrace_common.errors import InvalidRequest, NotFound
 from headrace_gateway.answer_extras import Json
+from headrace_gateway.state.schema import response_events as events
 from headrace_gateway.state.schema import responses as table
 from headrace_gateway.state.store import Owner, StateStore
 
@@ -116,13 +117,16 @@ class KeptResponses:
         Raises:
             NotFound: there is none of this owner's.
         """
-        deleted = await self._state.write(
-            lambda it: (
-                it.execute(
-                    delete(table).where(*_owned(owner), table.c.response_id == response_id)
-                ).rowcount
-            )
-        )
+
+        def work(connection: Connection) -> int:
+            where = (*_owned(owner), table.c.response_id == response_id)
+            deleted = connection.execute(delete(table).where(*where)).rowcount
+            if deleted:
+                mine = events.c.response_id == response_id
+                connection.execute(delete(events).where(mine))
+            return deleted
+
+        deleted = await self._state.write(work)
         if not deleted:
             raise _not_found(response_id)
 

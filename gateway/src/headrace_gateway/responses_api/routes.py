@@ -7,15 +7,18 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
+from starlette.responses import StreamingResponse
 
 from headrace_common.errors import InvalidRequest
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.auth import KeyAuth
+from headrace_gateway.error_body import UnknownUrl
 from headrace_gateway.pages import page
 from headrace_gateway.responses_api.background import BackgroundResponses
 from headrace_gateway.responses_api.kept import Kept, KeptResponses
 from headrace_gateway.state.owner_of import owner_of
 
+_EVENT_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _CANCEL_POLLS, _CANCEL_POLL_S = 40, 0.1
 
 
@@ -29,13 +32,28 @@ def responses_router(
         owner = await owner_of(auth, request)
         return await kept.find(owner, response_id)
 
-    @router.get("")
-    async def retrieve(response_id: str, request: Request, stream: bool = False) -> Json:
-        """Return a response that was kept, finished or not."""
+    @router.get("", response_model=None)
+    async def retrieve(
+        response_id: str,
+        request: Request,
+        stream: bool = False,
+        starting_after: Annotated[int | None, Query(ge=0)] = None,
+    ) -> Json | StreamingResponse:
+        """Return a response that was kept, finished or not; or its events, from one on."""
         found = await find(request, response_id)
-        if stream:
-            raise InvalidRequest("A kept response cannot be streamed.", param="stream")
-        return found.response
+        if not stream:
+            if starting_after is not None:
+                raise InvalidRequest("starting_after needs stream=true.", param="starting_after")
+            return found.response
+        await _check_streamed(background, response_id)
+        start = 0 if starting_after is None else starting_after + 1
+        events = background.follow(lambda: find(request, response_id), response_id, start)
+        return StreamingResponse(events, media_type="text/event-stream", headers=_EVENT_HEADERS)
+
+    @router.post("", include_in_schema=False)
+    async def unknown(response_id: str) -> Json:
+        """Say of `compact`, `input_tokens` and the like that they are not here, as of any URL."""
+        raise UnknownUrl(f"Unknown request URL: POST /v1/responses/{response_id[:100]}.")
 
     @router.delete("")
     async def delete(response_id: str, request: Request) -> Json:
@@ -70,6 +88,14 @@ def responses_router(
         return page(items, limit, after)
 
     return router
+
+
+async def _check_streamed(background: BackgroundResponses, response_id: str) -> None:
+    if not await background.is_streamed(response_id):
+        raise InvalidRequest(
+            "Only a response made with background=true and stream=true can be streamed again.",
+            param="stream",
+        )
 
 
 def _check_background(found: Kept) -> None:

@@ -154,10 +154,6 @@ def _check(asked: ResponsesBody) -> None:
         )
     if asked.background and asked.store is False:
         raise InvalidRequest("A background response must be stored.", param="store")
-    if asked.background and asked.stream:
-        raise InvalidRequest(
-            "A background response cannot be streamed; retrieve it instead.", param="stream"
-        )
     if asked.stream_options is not None and asked.stream_options.include_obfuscation:
         raise _not_supported("stream_options.include_obfuscation")
     if asked.stream_options is not None and not asked.stream:
@@ -304,11 +300,13 @@ def echo(asked: Asked) -> Json:
     reasoning: Json = msgspec.to_builtins(body.reasoning) if body.reasoning is not None else {}
     return {
         "background": bool(body.background),
+        "frequency_penalty": 0,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "presence_penalty": 0,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {

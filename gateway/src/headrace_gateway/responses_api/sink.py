@@ -128,7 +128,8 @@ class ResponseSink:
 
     async def begin(self, num_choices: int) -> None:
         """Send the status line and the beginning."""
-        self._tell("response.created", {"response": self._response})
+        if not self._exchange.num_events:
+            self._tell("response.created", {"response": self._response})
         self._tell("response.in_progress", {"response": self._response})
         await self.flush()
 

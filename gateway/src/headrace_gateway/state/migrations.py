@@ -26,7 +26,11 @@ def _v1_first_tables(connection: Connection) -> None:
     schema.metadata.create_all(connection)
 
 
-STEPS: tuple[Callable[[Connection], None], ...] = (_v1_first_tables,)
+def _v2_response_events(connection: Connection) -> None:
+    schema.response_events.create(connection, checkfirst=True)
+
+
+STEPS: tuple[Callable[[Connection], None], ...] = (_v1_first_tables, _v2_response_events)
 
 
 def migrate(connection: Connection) -> None:

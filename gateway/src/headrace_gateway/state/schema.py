@@ -37,6 +37,16 @@ responses = Table(
     Column("expires_s", BigInteger, nullable=False, index=True),
 )
 
+response_events = Table(
+    "gw_response_events",
+    metadata,
+    Column("response_id", Text, primary_key=True),
+    # The number of the first event in this piece.
+    Column("first_number", Integer, primary_key=True),
+    Column("events", LargeBinary, nullable=False),
+    Column("expires_s", BigInteger, nullable=False, index=True),
+)
+
 files = Table(
     "gw_files",
     metadata,

@@ -87,7 +87,7 @@ class StateStore:
     async def sweep(self) -> int:
         """Delete rows that are over, a bounded number at a time; return how many were."""
         now_s, total = self.now_s(), 0
-        for work in (_sweep_files, _sweep_batches, *_SIMPLE):
+        for work in (_sweep_files, _sweep_batches, _sweep_response_events, *_SIMPLE):
             count = _SWEPT_ROWS
             while count == _SWEPT_ROWS:
                 count = await self.write(partial(work, now_s=now_s))
@@ -130,6 +130,15 @@ def _sweeper(table: Table) -> _Sweep:
 
 
 _SIMPLE = tuple(_sweeper(it) for it in (schema.responses, schema.idempotency, schema.stories))
+
+
+def _sweep_response_events(connection: Connection, now_s: int) -> int:
+    events = schema.response_events
+    is_over = events.c.expires_s <= now_s
+    ids = list(connection.scalars(select(events.c.response_id).where(is_over).limit(_SWEPT_ROWS)))
+    if ids:
+        connection.execute(delete(events).where(is_over, events.c.response_id.in_(ids)))
+    return len(ids)
 
 
 def _sweep_files(connection: Connection, now_s: int) -> int:

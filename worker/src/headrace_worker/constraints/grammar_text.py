@@ -32,6 +32,15 @@ _MAX_FUNCTIONS = 128
 _DEFAULT_MAX_CALLS = 64
 _ENDS_PATTERN = {"/": "\\/", "\n": "\\n"}
 
+# Keywords that say themselves which further properties an object may have.
+_OPENING = {"additionalProperties", "patternProperties", "unevaluatedProperties", "minProperties"}
+# Keywords beside `properties` that may name more of them.
+_JOINING = {"anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "dependentSchemas"}
+# Keywords whose values hold schemas.
+_MAPS_OF_SCHEMAS = {"properties", "$defs", "definitions"}
+_LISTS_OF_SCHEMAS = {"anyOf", "oneOf", "prefixItems"}
+_SCHEMAS = {"items", "additionalProperties"}
+
 # A grammar as llguidance's JSON has it. Any: a JSON schema.
 Json = dict[str, Any]
 
@@ -109,9 +118,40 @@ def _json_grammar(text: str, name: str, *, lenient: bool) -> Json:
     if not isinstance(schema, dict):
         raise _refused("a schema must be a JSON object")
     _check_schema(schema)
+    whole = schema if _is_composed(schema) else _closed(schema)
     # Last, so that it wins over an option of the same name in the client's schema.
     options = {"whitespace_pattern": _BLANKS, "lenient": lenient}
-    return {"name": name, "json_schema": {**schema, "x-guidance": options}}
+    return {"name": name, "json_schema": {**whole, "x-guidance": options}}
+
+
+def _closed(schema: Json) -> Json:
+    """Return a schema whose objects hold only the properties that they name.
+
+    JSON Schema allows others unless it says no; small models then invent properties until their
+    tokens are spent. Where keywords may bring more properties, all is left as it is.
+    """
+    closed = {key: _closed_inside(key, value) for key, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) and not _OPENING.intersection(schema):
+        closed.setdefault("additionalProperties", False)
+    return closed
+
+
+def _closed_inside(key: str, value: Any) -> Any:  # Any: JSON values
+    if key in _MAPS_OF_SCHEMAS and isinstance(value, dict):
+        return {name: _closed_inside("items", inner) for name, inner in value.items()}
+    if key in _LISTS_OF_SCHEMAS and isinstance(value, list):
+        return [_closed_inside("items", inner) for inner in value]
+    return _closed(value) if key in _SCHEMAS and isinstance(value, dict) else value
+
+
+def _is_composed(value: object) -> bool:
+    """Whether some object's properties come from several schemas at once."""
+    if isinstance(value, list):
+        return any(map(_is_composed, value))
+    if not isinstance(value, dict):
+        return False
+    is_joined = "properties" in value and not _JOINING.isdisjoint(value)
+    return is_joined or "allOf" in value or any(map(_is_composed, value.values()))
 
 
 def _check_schema(schema: Json) -> None:

@@ -1,0 +1,88 @@
+"""Events of background responses in the gateway's state, in pieces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from sqlalchemy import select
+
+from headrace_common.database import put
+from headrace_gateway.responses_api.event_log import EventLog, event_of
+from headrace_gateway.responses_api.kept import Kept
+from headrace_gateway.responses_api.sink import KEEP_ALIVE
+from headrace_gateway.state.schema import response_events as table
+from headrace_gateway.state.store import StateStore
+
+_POLL_S = 0.25
+_KEEP_ALIVE_POLLS = 40
+# So many times a finished response is looked at whose last event is not there: its process wrote
+# the end and then died.
+_LAST_POLLS = 12
+_LAST_KINDS = (
+    b"event: response.completed\n",
+    b"event: response.incomplete\n",
+    b"event: response.failed\n",
+)
+
+
+class KeptEvents:
+    """The events of all projects; who may read them is the caller's to know.
+
+    Args:
+        state: where they are.
+        ttl_s: how long each is kept.
+    """
+
+    def __init__(self, state: StateStore, ttl_s: int) -> None:
+        self._state, self._ttl_s = state, ttl_s
+
+    async def keep(self, response_id: str, log: EventLog) -> None:
+        """Write what has come since the last time."""
+        first, events = log.num_kept, log.events[log.num_kept :]
+        if not events:
+            return
+        row = {
+            "response_id": response_id,
+            "first_number": first,
+            "events": b"".join(events),
+            "expires_s": self._state.now_s() + self._ttl_s,
+        }
+        await self._state.write(lambda it: put(it, table, [row]))
+        log.num_kept = first + len(events)
+
+    async def read(self, response_id: str, start: int) -> list[bytes]:
+        """Return the events from a number on, as far as they are there."""
+        asked = select(table).where(table.c.response_id == response_id)
+        rows = await self._state.read(
+            lambda it: it.execute(asked.order_by(table.c.first_number)).mappings().all()
+        )
+        text = b"".join(row["events"] for row in rows)
+        return [piece + b"\n\n" for piece in text.split(b"\n\n") if piece][start:]
+
+    async def follow(
+        self, find: Callable[[], Awaitable[Kept]], response_id: str, start: int
+    ) -> AsyncIterator[bytes]:
+        """Yield events from a number on until the last, while another process makes them.
+
+        Raises:
+            NotFound: the response was deleted meanwhile.
+        """
+        last, num_polls, num_silent = b"", 0, 0
+        while True:
+            found = await find()
+            events = await self.read(response_id, start)
+            if events:
+                start, last, num_silent = start + len(events), events[-1], 0
+                yield b"".join(events)
+            if found.is_finished:
+                num_polls += 1
+                if last.startswith(_LAST_KINDS) or (num_polls > 1 and not last and not events):
+                    return
+                if num_polls >= _LAST_POLLS:
+                    yield event_of("response.failed", found.response, start)
+                    return
+            num_silent += 1
+            if num_silent % _KEEP_ALIVE_POLLS == 0:
+                yield KEEP_ALIVE
+            await asyncio.sleep(_POLL_S)
