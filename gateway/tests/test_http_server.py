@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
 
+from headrace_common.errors import ClientGone
 from headrace_gateway import http_server
-from headrace_gateway.http_exchange import Receive, Scope, Send
+from headrace_gateway.http_exchange import AsgiApp, HttpExchange, Receive, Scope, Send
 from headrace_gateway.http_server import HttpServer
 from headrace_testing.waiting import eventually
 
@@ -115,3 +117,71 @@ async def test_an_offer_to_change_protocols_costs_no_body(
     writer.close()
     said = [part.split(b"HTTP/1.1")[0] for part in received.split(b"\r\n\r\n")[1:]]
     assert said == [b"POST /1 hello", b"POST /2 hello", b"GET /last "]
+
+
+def naming_app(names: list[str], name: str) -> AsgiApp:
+    """Note who answered."""
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        names.append(name)
+        headers = [(b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 204, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+    return app
+
+
+async def test_several_processes_share_a_port() -> None:
+    """Each gets some of the connections; when one stops the others get all; else it is refused."""
+    names: list[str] = []
+    first = HttpServer(naming_app(names, "a"), "127.0.0.1:0", 1.0, shares_port=True)
+    address = f"127.0.0.1:{first.port}"
+    serving = [asyncio.create_task(first.serve())]
+    await eventually(lambda: first.is_serving, within_s=5)
+    with pytest.raises(OSError, match="cannot listen"):
+        HttpServer(naming_app(names, "x"), address, 1.0)
+    second = HttpServer(naming_app(names, "b"), address, 1.0, shares_port=True)
+    serving.append(asyncio.create_task(second.serve()))
+    await eventually(lambda: second.is_serving, within_s=5)
+    for _ in range(40):
+        assert b" 204 " in await what_comes(first.port, REQUEST)
+    assert set(names) == {"a", "b"}
+    first.stop()
+    await serving[0]
+    names.clear()
+    for _ in range(5):
+        assert b" 204 " in await what_comes(first.port, REQUEST)
+    assert set(names) == {"b"}
+    second.stop()
+    await serving[1]
+
+
+async def test_a_client_that_does_not_read_costs_little_and_is_cut() -> None:
+    """A stream without end stops at the bounds of the buffers, then the connection ends."""
+    written_bytes, outcomes = 0, []
+
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal written_bytes
+        exchange = HttpExchange(scope, receive, send, slow_reader_s=0.3)
+        try:
+            await exchange.begin_stream()
+            while True:
+                await exchange.send_events(b"data: " + b"x" * 4096 + b"\n\n")
+                written_bytes += 4096
+        except ClientGone as gone:
+            outcomes.append(gone.reason)
+
+    server = HttpServer(endless, "127.0.0.1:0", 1.0)
+    serving = asyncio.create_task(server.serve())
+    await eventually(lambda: server.is_serving, within_s=5)
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+        client.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", server.port))
+        await asyncio.get_running_loop().sock_sendall(client, REQUEST)
+        await eventually(lambda: outcomes, within_s=5)
+    assert outcomes == ["SLOW_READER"]
+    # The kernel's buffer (doubled by Linux), the server's 64 KiB, and the client's.
+    assert written_bytes < 1024 * 1024
+    server.stop()
+    await serving

@@ -80,14 +80,14 @@ async def test_streamed_calls_equal_the_whole_ones(fleet: GatewayFleet) -> None:
 @pytest.mark.parametrize(
     ("fields", "required", "names", "max_calls"),
     [
-        ({}, False, ["weather", "clock"], 0),
-        ({"tool_choice": "required"}, True, ["weather", "clock"], 0),
+        ({}, False, ["weather", "clock"], 16),
+        ({"tool_choice": "required"}, True, ["weather", "clock"], 16),
         ({"parallel_tool_calls": False}, False, ["weather", "clock"], 1),
         (
             {"tool_choice": {"type": "function", "function": {"name": "clock"}}},
             True,
             ["clock"],
-            0,
+            1,
         ),
     ],
 )

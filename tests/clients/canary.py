@@ -11,7 +11,7 @@ environ = {**os.environ, "OPENAI_API_KEY": KEY}
 scores = []
 for profile in ("chat", "modern"):
     command = ["npx", "--yes", "compatcanary", "scan", "--base-url", f"{BASE}/v1", "--model", MODEL]
-    command += ["--profile", profile, "--format", "json", "--timeout", "120"]
+    command += ["--profile", profile, "--format", "json", "--timeout", "300"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     print(done.stdout[-3000:], done.stderr[-500:])
     report = json.loads(done.stdout)

@@ -19,7 +19,7 @@ for form, path in FORMATS.items():
     tests = re.findall(r"^  (\S+)", listed, re.MULTILINE)
     wanted = [name for name in tests if "image" not in name and "vision" not in name]
     command = ["llm-comply", "run", "-u", BASE + path, "-k", KEY, "-m", MODEL]
-    command += ["--format", form, "--timeout", "120", "-v", "-f", ",".join(wanted)]
+    command += ["--format", form, "--timeout", "300", "-v", "-f", ",".join(wanted)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     print(done.stdout[-3000:], done.stderr[-500:])
     counts.append(f"{form}: {len(wanted)} {'ok' if done.returncode == 0 else 'FAILED'}")

@@ -18,7 +18,8 @@ from pathlib import Path
 
 _HERE = Path(__file__).parent
 _DEFAULT_DIR = Path.home() / ".cache" / "headrace" / "clients"
-_TIMEOUT_S = 300
+# A busy machine with a small model needs minutes for a client with many long answers.
+_TIMEOUT_S = 900
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,11 @@ _MESSAGES_ERROR: Json = {
         },
     },
 }
+# Of one event; readers of OpenAPI take the schema of a stream for that of its items.
+_EVENT: Json = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+}
 
 
 def add_hot_paths(app: FastAPI) -> None:
@@ -117,7 +122,7 @@ def _operation(path: str, body: Json) -> Json:
         answer = {"$ref": _REF.format(name=ANSWERS[path][0])}
     content: Json = {"application/json": {"schema": answer}}
     if is_stream:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": _EVENT}
     return {
         "tags": ["generation" if is_stream else path.split("/")[-1]],
         "operationId": path.strip("/").replace("/", "_"),

@@ -57,7 +57,11 @@ def files_router(auth: KeyAuth, stored: StoredFiles) -> APIRouter:
         """Describe a file."""
         return await stored.find(await owner_of(auth, request), file_id)
 
-    @router.get("/{file_id}/content")
+    @router.get(
+        "/{file_id}/content",
+        response_class=StreamingResponse,
+        responses={200: {"content": {"application/jsonl": {}}}},
+    )
     async def content(file_id: str, request: Request) -> StreamingResponse:
         """Download a file."""
         await stored.find(await owner_of(auth, request), file_id)

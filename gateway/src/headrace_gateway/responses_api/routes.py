@@ -32,7 +32,7 @@ def responses_router(
         owner = await owner_of(auth, request)
         return await kept.find(owner, response_id)
 
-    @router.get("", response_model=None)
+    @router.get("", response_model=None, responses={200: {"content": {"text/event-stream": {}}}})
     async def retrieve(
         response_id: str,
         request: Request,
