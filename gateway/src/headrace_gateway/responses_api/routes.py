@@ -19,6 +19,8 @@ from headrace_gateway.responses_api.kept import Kept, KeptResponses
 from headrace_gateway.state.owner_of import owner_of
 
 _EVENT_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+# Returns a response to its owner.
+Find = Callable[[Request, str], Awaitable[Kept]]
 _CANCEL_POLLS, _CANCEL_POLL_S = 40, 0.1
 
 
@@ -32,23 +34,7 @@ def responses_router(
         owner = await owner_of(auth, request)
         return await kept.find(owner, response_id)
 
-    @router.get("", response_model=None, responses={200: {"content": {"text/event-stream": {}}}})
-    async def retrieve(
-        response_id: str,
-        request: Request,
-        stream: bool = False,
-        starting_after: Annotated[int | None, Query(ge=0)] = None,
-    ) -> Json | StreamingResponse:
-        """Return a response that was kept, finished or not; or its events, from one on."""
-        found = await find(request, response_id)
-        if not stream:
-            if starting_after is not None:
-                raise InvalidRequest("starting_after needs stream=true.", param="starting_after")
-            return found.response
-        await _check_streamed(background, response_id)
-        start = 0 if starting_after is None else starting_after + 1
-        events = background.follow(lambda: find(request, response_id), response_id, start)
-        return StreamingResponse(events, media_type="text/event-stream", headers=_EVENT_HEADERS)
+    _add_reading(router, find, background)
 
     @router.post("", include_in_schema=False)
     async def unknown(response_id: str) -> Json:
@@ -74,6 +60,28 @@ def responses_router(
             found = await _finished(lambda: find(request, response_id))
         return found.response
 
+    return router
+
+
+def _add_reading(router: APIRouter, find: Find, background: BackgroundResponses) -> None:
+    @router.get("", response_model=None, responses={200: {"content": {"text/event-stream": {}}}})
+    async def retrieve(
+        response_id: str,
+        request: Request,
+        stream: bool = False,
+        starting_after: Annotated[int | None, Query(ge=0)] = None,
+    ) -> Json | StreamingResponse:
+        """Return a response that was kept, finished or not; or its events, from one on."""
+        found = await find(request, response_id)
+        if not stream:
+            if starting_after is not None:
+                raise InvalidRequest("starting_after needs stream=true.", param="starting_after")
+            return found.response
+        await _check_streamed(background, response_id)
+        start = 0 if starting_after is None else starting_after + 1
+        events = background.follow(lambda: find(request, response_id), response_id, start)
+        return StreamingResponse(events, media_type="text/event-stream", headers=_EVENT_HEADERS)
+
     @router.get("/input_items")
     async def input_items(
         response_id: str,
@@ -86,8 +94,6 @@ def responses_router(
         found = await find(request, response_id)
         items = found.input_items if order == "asc" else found.input_items[::-1]
         return page(items, limit, after)
-
-    return router
 
 
 async def _check_streamed(background: BackgroundResponses, response_id: str) -> None:
