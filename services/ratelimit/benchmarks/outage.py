@@ -61,10 +61,12 @@ async def measure(name: str, hurt: Callable[[LocalServer], object], seconds: flo
     caught = [took for at, took, _ in done if hurt_s - took <= at <= hurt_s + 0.1]
     later = [took for at, took, is_degraded in done if at > hurt_s + 0.1 and is_degraded]
     after = figures([took for at, took, _ in done if at > hurt_s + 0.1], OUTAGE_S - 0.1)
+    first_ms = max(caught, default=0.0) * 1000 - before.p50_ms
     print(
         f"{name:9} before p50 {before.p50_ms:6.2f} p99 {before.p99_ms:6.2f} ms;  "
-        f"caught by it at most {max(caught, default=0) * 1000:6.1f} ms;  "
-        f"later p50 {after.p50_ms:6.2f} p99 {after.p99_ms:6.2f} ms, {len(later)} of "
+        f"caught by it at most {first_ms:6.1f} ms more (goal 50);  "
+        f"later p50 {after.p50_ms:6.2f} p99 {after.p99_ms:6.2f} ms, "
+        f"{after.p50_ms - before.p50_ms:5.2f} ms more (goal 1), {len(later)} of "
         f"{after.num} by the local share"
     )
 
