@@ -25,6 +25,9 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["RateLimit"]
 _EXCHANGE = method_ref(_SERVICE, "Exchange", pb.CallBatch, pb.AnswerBatch)
 # Nobody waits for these two for long; they are repeated.
 _BACKGROUND_TIMEOUT_S = 2.0
+# A time-out noticed this late says that this process did not run: the answer may lie unread.
+_STALL_S = 0.05
+_MAX_STALLS = 3
 _FIELDS = pb.LimitCall.DESCRIPTOR.fields_by_name
 _CALL_ID = number_tag(_FIELDS["call_id"].number)
 _TRACEPARENT = bytes_tag(_FIELDS["traceparent"].number)
@@ -117,7 +120,8 @@ class _Stream:
         if not self._ready:
             self._loop.call_soon(self._flush)
         self._ready.append(_CALLS + with_length(call))
-        timer = self._loop.call_later(timeout_s, _give_up, answer)
+        due_s = self._loop.time() + timeout_s
+        timer = self._loop.call_at(due_s, self._on_late, answer, due_s, timeout_s, _MAX_STALLS)
         try:
             return await answer
         finally:
@@ -129,6 +133,18 @@ class _Stream:
         self._fail()
         self._call.cancel()
         await cancel_and_wait(self._reader)
+
+    def _on_late(
+        self, answer: asyncio.Future[pb.LimitAnswer], due_s: float, timeout_s: float, stalls: int
+    ) -> None:
+        now_s = self._loop.time()
+        if answer.done():
+            return
+        if now_s - due_s >= _STALL_S and stalls:
+            due_s = now_s + timeout_s
+            self._loop.call_at(due_s, self._on_late, answer, due_s, timeout_s, stalls - 1)
+            return
+        answer.set_exception(Deadline("The rate limiter took too long."))
 
     def _flush(self) -> None:
         calls, self._ready = self._ready, []
@@ -155,8 +171,3 @@ class _Stream:
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(ReplicaLost("The connection to the rate limiter broke."))
-
-
-def _give_up(answer: asyncio.Future[pb.LimitAnswer]) -> None:
-    if not answer.done():
-        answer.set_exception(Deadline("The rate limiter took too long."))

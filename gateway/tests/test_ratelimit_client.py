@@ -1,0 +1,50 @@
+"""The way to the rate limiter: its time-out is for the limiter, not for our own pauses."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from headrace_common.errors import Deadline
+from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
+from headrace_gateway.clients.ratelimit import RateLimitClient
+from headrace_testing.fake_ratelimit import FakeRateLimit, FakeRateLimitServer
+
+
+class Slow(FakeRateLimit):
+    """Keeps the loop that all of this test runs on."""
+
+    pause_s = 0.0
+
+    def admit(self, request: pb.AdmitRequest, done) -> None:  # type: ignore[no-untyped-def]
+        time.sleep(self.pause_s)
+        super().admit(request, done)
+
+
+async def test_an_answer_that_lies_unread_is_no_time_out() -> None:
+    """A loop that stood still for longer than the time-out takes the answer: a limit holds."""
+    fake = Slow()
+    async with FakeRateLimitServer(fake) as server:
+        client = RateLimitClient(server.address, 5)
+        request = pb.AdmitRequest(lease_id="a", tenant_id="t", lease_ms=1000)
+        await client.admit(request)
+        await client.close()
+        client = RateLimitClient(server.address, 0.1)
+        fake.pause_s = 0.3
+        assert (await client.admit(request)).outcome == pb.AdmitResponse.OUTCOME_ADMITTED
+        await client.close()
+
+
+async def test_a_limiter_that_does_not_answer_is_given_up() -> None:
+    """While this process runs, the time-out is what was set."""
+
+    class Silent(FakeRateLimit):
+        def admit(self, request: pb.AdmitRequest, done) -> None:  # type: ignore[no-untyped-def]
+            """Never answer."""
+
+    async with FakeRateLimitServer(Silent()) as server:
+        client = RateLimitClient(server.address, 0.05)
+        with pytest.raises(Deadline):
+            await client.admit(pb.AdmitRequest(lease_id="a", tenant_id="t", lease_ms=1000))
+        await client.close()
