@@ -172,16 +172,19 @@ class CascadeModels:
         reading = read(text)
         peaks = self._artefact.linear.peaks(reading.text, heads)
         places = {(one.begin, one.end) for found in peaks.values() for one in found}
-        said = {place: self._words(reading, *place) for place in places} if has_words else {}
+        said = self._words(reading, sorted(places)) if has_words and places else {}
         return [
             _Seen(head, peak, reading, self._cheap(head, peak, said))
             for head, found in peaks.items()
             for peak in found
         ]
 
-    def _words(self, reading: Reading, begin: int, end: int) -> Mapping[str, float]:
+    def _words(
+        self, reading: Reading, places: list[tuple[int, int]]
+    ) -> dict[tuple[int, int], dict[str, float]]:
         assert self._embedder is not None  # noqa: S101 - for the type checker; the caller looked
-        return self._artefact.words.logits(self._embedder.pieces(reading.text[begin:end]))
+        windows = [self._embedder.pieces(reading.text[begin:end]) for begin, end in places]
+        return dict(zip(places, self._artefact.words.all_logits(windows), strict=True))
 
     def _cheap(
         self, head: str, peak: Peak, said: Mapping[tuple[int, int], Mapping[str, float]]

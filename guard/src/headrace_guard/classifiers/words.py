@@ -39,7 +39,13 @@ class Words:
         Args:
             ids: of its word pieces.
         """
-        return self.net.judge(pooled(self.vectors, self.scale, ids))
+        return self.all_logits([ids])[0]
+
+    def all_logits(self, windows: Sequence[Sequence[int]]) -> list[dict[str, float]]:
+        """Return the same of several windows; the network's weights are read once for all."""
+        inputs = np.array([pooled(self.vectors, self.scale, ids) for ids in windows])
+        found = self.net.forward((inputs - self.net.shifts) / self.net.scales)
+        return [dict(zip(self.net.names, row, strict=True)) for row in found.tolist()]
 
 
 def pooled(vectors: NDArray[np.int8], scale: float, ids: Sequence[int]) -> Array:
