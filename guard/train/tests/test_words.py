@@ -27,8 +27,9 @@ class _Model:
 
     def look_at_pieces(self, ids: object) -> np.ndarray:
         angles = np.asarray(list(ids), np.float32)[:, np.newaxis] * 0.001 * np.arange(1, 193)  # type: ignore[call-overload]
-        both = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
-        return (both / np.linalg.norm(both, axis=1, keepdims=True)).astype(np.float32)
+        both = np.concatenate([np.cos(angles), np.sin(angles)], axis=1, dtype=np.float32)
+        unit: np.ndarray = both / np.linalg.norm(both, axis=1, keepdims=True)
+        return unit
 
 
 def test_a_word_near_a_taught_one_counts_like_it(tmp_path: Path) -> None:

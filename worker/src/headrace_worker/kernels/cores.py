@@ -42,6 +42,8 @@ class Seat:
 
 def take_seat(folder: Path) -> Seat | None:
     """Sit down among the workers of *folder* and the same cores; None where that cannot be."""
+    if not hasattr(fcntl, "F_OFD_SETLK"):  # only Linux has locks that belong to an open file
+        return None
     own_cores = sorted(os.sched_getaffinity(0))
     name = hashlib.sha256(str(own_cores).encode()).hexdigest()[:8]
     try:
