@@ -162,7 +162,7 @@ async def test_a_client_that_does_not_read_costs_little_and_is_cut() -> None:
 
     async def endless(scope: Scope, receive: Receive, send: Send) -> None:
         nonlocal written_bytes
-        exchange = HttpExchange(scope, receive, send, slow_reader_s=0.3)
+        exchange = HttpExchange(scope, receive, slow_reader_s=0.3)
         try:
             await exchange.begin_stream()
             while True:
