@@ -15,6 +15,7 @@ import uvloop
 from admission import figures, request_of, running_service
 
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
+from headrace_ratelimit.settings import RateLimitSettings
 from headrace_testing.servers import LocalServer, valkey
 
 IN_FLIGHT = 8
@@ -34,7 +35,8 @@ async def measure(name: str, hurt: Callable[[LocalServer], object], seconds: flo
         server = valkey(Path(folder))
         server.start()
         try:
-            async with running_service(server, redis_timeout_s=0.05) as (client, _):
+            patience_s = RateLimitSettings().redis_timeout_s
+            async with running_service(server, patience_s) as (client, _):
                 end_s = time.perf_counter() + seconds + OUTAGE_S
 
                 async def loop(tenant: int) -> None:

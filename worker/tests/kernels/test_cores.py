@@ -72,5 +72,10 @@ def test_a_share_is_what_busy_neighbours_leave(
     cores = Cores(ctypes.addressof(stamps), seat, num_cores)
     assert library.claim_cores(ctypes.byref(cores), ctypes.c_int64(now_ns)) == share
     assert stamps[seat] == now_ns
-    library.leave_cores(ctypes.byref(cores))
-    assert stamps[seat] == 0
+    # Its cores are kept for it between two steps, and are the others' soon after.
+    library.leave_cores(ctypes.byref(cores), ctypes.c_int64(now_ns))
+    neighbour = Cores(ctypes.addressof(stamps), NUM_SEATS - 2, 64)
+    for later_ms, num_busy in ((19, len(busy) + 2), (21, len(busy) + 1)):
+        then_ns = ctypes.c_int64(now_ns + later_ms * 1_000_000)
+        share = 64 // num_busy
+        assert library.claim_cores(ctypes.byref(neighbour), then_ns) == share

@@ -4,6 +4,9 @@
 #include <time.h>
 
 #define FRESH_NS INT64_C(250000000)
+/* The pause between two steps is shorter: a neighbour that used the core meanwhile would still be in
+ * an item when the next step begins, and then both wait for one another. */
+#define LINGER_NS INT64_C(20000000)
 
 int64_t monotonic_ns(void) {
     struct timespec now;
@@ -24,6 +27,6 @@ int64_t claim_cores(const cores *c, int64_t now_ns) {
     return share > 1 ? share : 1;
 }
 
-void leave_cores(const cores *c) {
-    atomic_store_explicit(&c->stamps[c->seat], 0, memory_order_relaxed);
+void leave_cores(const cores *c, int64_t now_ns) {
+    atomic_store_explicit(&c->stamps[c->seat], now_ns - FRESH_NS + LINGER_NS, memory_order_relaxed);
 }

@@ -154,7 +154,7 @@ void hr_pool_stop(pool *threads) {
 int64_t num_threads_of(const pool *threads) { return threads->num_threads; }
 
 void rest(pool *threads) {
-    if (threads->among.stamps) leave_cores(&threads->among);
+    if (threads->among.stamps) leave_cores(&threads->among, monotonic_ns());
     threads->looked_ns = 0;
 }
 
