@@ -177,6 +177,36 @@ static void rescale(const attention *a, int64_t pair, float top, room *r) {
     }
 }
 
+/* Which of the positions from i on a pair sees; all of a block that it sees whole. */
+INLINE i32x8 seen_at(int is_whole, int64_t i, int64_t first, int64_t end) {
+    const i32x8 at = (i32x8){0, 1, 2, 3, 4, 5, 6, 7} + (int32_t)i, all = at == at;
+    return is_whole ? all : (at >= (int32_t)first) & (at < (int32_t)end);
+}
+
+INLINE void weigh_some(int is_whole, const attention *a, int64_t pair, int64_t first, int64_t end,
+                       room *r) {
+    float *scores = r->scores + pair * BLOCK;
+    f32x8 top8 = splat(scores[first]);
+    for (int64_t i = first / LANES * LANES; i < end; i += LANES) {
+        const f32x8 value = load8(scores + i);
+        const i32x8 is_larger = (value > top8) & seen_at(is_whole, i, first, end);
+        top8 = choose8(is_larger, value, top8);
+    }
+    float top = top8[0];
+    for (int i = 1; i < LANES; i++) top = top8[i] > top ? top8[i] : top;
+    if (top > r->tops[pair]) rescale(a, pair, top, r);
+    const f32x8 relative_to = splat(r->tops[pair]);
+    f32x8 total = r->totals[pair];
+    for (int64_t i = 0; i < BLOCK; i += LANES) {
+        f32x8 e = splat(0.0f);
+        if (is_whole || (i < end && i + LANES > first))
+            e = choose8(seen_at(is_whole, i, first, end), exp8(load8(scores + i) - relative_to), e);
+        store8(scores + i, e);
+        total += e;
+    }
+    r->totals[pair] = total;
+}
+
 /* Scores of a pair become weights, exact zeros but for first <= i < end; 0 <= first, end <= BLOCK. */
 static void weigh(const attention *a, int64_t pair, int64_t first, int64_t end, room *r) {
     float *scores = r->scores + pair * BLOCK;
@@ -185,24 +215,10 @@ static void weigh(const attention *a, int64_t pair, int64_t first, int64_t end, 
         return;
     }
     if (a->how->soft_cap > 0.0f) hr_soft_cap(scores, BLOCK, a->how->soft_cap);
-    const i32x8 lanes = {0, 1, 2, 3, 4, 5, 6, 7};
-    f32x8 top8 = splat(scores[first]);
-    for (int64_t i = first / LANES * LANES; i < end; i += LANES) {
-        const i32x8 at = lanes + (int32_t)i, seen = (at >= (int32_t)first) & (at < (int32_t)end);
-        const f32x8 value = choose8(seen, load8(scores + i), top8);
-        top8 = choose8(value > top8, value, top8);
-    }
-    float top = top8[0];
-    for (int i = 1; i < LANES; i++) top = top8[i] > top ? top8[i] : top;
-    if (top > r->tops[pair]) rescale(a, pair, top, r);
-    for (int64_t i = 0; i < BLOCK; i += LANES) {
-        const i32x8 at = lanes + (int32_t)i, seen = (at >= (int32_t)first) & (at < (int32_t)end);
-        f32x8 e = splat(0.0f);
-        if (i < end && i + LANES > first)
-            e = choose8(seen, exp8(load8(scores + i) - splat(r->tops[pair])), e);
-        store8(scores + i, e);
-        r->totals[pair] += e;
-    }
+    if (first == 0 && end == BLOCK)
+        weigh_some(1, a, pair, 0, BLOCK, r);
+    else
+        weigh_some(0, a, pair, first, end, r);
 }
 
 static void mix(const attention *a, const tile *t, int64_t num, const float *const *at, room *r) {

@@ -105,14 +105,31 @@ static inline i32x8 widen_signed(const int8_t *from) {
 }
 /* Lanes of `yes` where the mask is set, else of `no`. */
 static inline f32x8 choose8(i32x8 mask, f32x8 yes, f32x8 no) {
+#ifdef __AVX2__
+    return (f32x8)_mm256_blendv_ps((__m256)no, (__m256)yes, (__m256)mask);
+#else
     return (f32x8)((mask & (i32x8)yes) | (~mask & (i32x8)no));
+#endif
+}
+/* The lesser and the greater of lanes; NaN if x is. */
+static inline f32x8 at_most8(f32x8 x, f32x8 high) {
+#ifdef __AVX2__
+    return (f32x8)_mm256_min_ps((__m256)high, (__m256)x);
+#else
+    return choose8(x > high, high, x);
+#endif
+}
+static inline f32x8 at_least8(f32x8 x, f32x8 low) {
+#ifdef __AVX2__
+    return (f32x8)_mm256_max_ps((__m256)low, (__m256)x);
+#else
+    return choose8(x < low, low, x);
+#endif
 }
 
 /* exp of lanes in [-87, 88], clamped to that; within 2 ulp (Cephes' expf polynomial). */
 static inline f32x8 exp8(f32x8 x) {
-    const f32x8 low = splat(-87.0f), high = splat(88.0f);
-    x = choose8(x < low, low, x);
-    x = choose8(x > high, high, x);
+    x = at_most8(at_least8(x, splat(-87.0f)), splat(88.0f));
     f32x8 turns = x * splat(1.44269504088896341f);
     /* Adding and taking away 1.5 * 2^23 rounds to the nearest whole number. */
     f32x8 whole = (turns + splat(12582912.0f)) - splat(12582912.0f);
