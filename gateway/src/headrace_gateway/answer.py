@@ -221,12 +221,17 @@ class Answer:
     def _take_alone(self, job: Job, event: pb.GenerateEvent) -> None:
         self._note_started(job)
         for delta in event.deltas:
-            choice_idx, reason = job.first_choice_idx + delta.choice_idx, delta.finish_reason
-            choice = self._choices[choice_idx]
-            if reason or choice.has_logprobs:
-                choice.note(delta)
-            if delta.text or reason:
-                self._taken.append(Release(choice_idx, delta.text, is_last=bool(reason)))
+            choice_idx, is_last = self._noted(job, delta)
+            if delta.text or is_last:
+                self._taken.append(Release(choice_idx, delta.text, is_last=is_last))
+
+    def _noted(self, job: Job, delta: pb.ChoiceDelta) -> tuple[int, bool]:
+        """Keep what is told at the end; return the choice and whether it is over."""
+        choice_idx, is_last = job.first_choice_idx + delta.choice_idx, bool(delta.finish_reason)
+        choice = self._choices[choice_idx]
+        if is_last or choice.has_logprobs:
+            choice.note(delta)
+        return choice_idx, is_last
 
     async def _send_taken(self) -> None:
         if not self._has_begun:
@@ -281,11 +286,8 @@ class Answer:
     def _take(self, job: Job, event: pb.GenerateEvent) -> None:
         self._note_started(job)
         for delta in event.deltas:
-            choice_idx, reason = job.first_choice_idx + delta.choice_idx, delta.finish_reason
-            choice = self._choices[choice_idx]
-            if reason or choice.has_logprobs:
-                choice.note(delta)
-            self._check.push(choice_idx, delta.text, is_last=bool(reason))
+            choice_idx, is_last = self._noted(job, delta)
+            self._check.push(choice_idx, delta.text, is_last=is_last)
 
     async def _gate(self) -> None:
         if not self._may_go_on.is_set():
