@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from headrace_common.database import put
 from headrace_gateway.responses_api.event_log import EventLog, event_of
@@ -53,12 +53,16 @@ class KeptEvents:
 
     async def read(self, response_id: str, start: int) -> list[bytes]:
         """Return the events from a number on, as far as they are there."""
-        asked = select(table).where(table.c.response_id == response_id)
-        rows = await self._state.read(
-            lambda it: it.execute(asked.order_by(table.c.first_number)).mappings().all()
-        )
+        own, first = table.c.response_id == response_id, table.c.first_number
+        # The row that holds the number, or the last one.
+        since = select(func.max(first)).where(own, first <= start).scalar_subquery()
+        asked = select(table).where(own, first >= since).order_by(first)
+        rows = await self._state.read(lambda it: it.execute(asked).mappings().all())
+        if not rows:
+            return []
         text = b"".join(row["events"] for row in rows)
-        return [piece + b"\n\n" for piece in text.split(b"\n\n") if piece][start:]
+        pieces = [piece + b"\n\n" for piece in text.split(b"\n\n") if piece]
+        return pieces[start - rows[0]["first_number"] :]
 
     async def follow(
         self, find: Callable[[], Awaitable[Kept]], response_id: str, start: int
