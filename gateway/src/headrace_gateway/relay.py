@@ -273,7 +273,8 @@ class Relay:
         while True:
             self._metrics.pending_events.set(self.num_pending)
             self._metrics.pending_bytes.set(self._outbox.size_bytes)
-            oldest_us = self._oldest_unacked_unix_us
+            # The producing loop forgets the oldest event a moment after its acknowledgement.
+            oldest_us = self._oldest_unacked_unix_us if self.num_pending else 0
             age_s = self._clock.unix_s() - oldest_us / 1e6 if oldest_us else 0.0
             self._metrics.oldest_age_s.set(max(0.0, age_s))
             await asyncio.sleep(1.0)
