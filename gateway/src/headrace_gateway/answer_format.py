@@ -228,7 +228,12 @@ class ChatFormat:
         )
 
     def _message(self, choice_idx: int, choice: ChoiceAnswer) -> Json:
-        message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
+        message: Json = {
+            "role": "assistant",
+            "content": choice.text,
+            "refusal": None,
+            "annotations": [],
+        }
         if choice.calls:
             message["content"] = choice.text or None
             message["tool_calls"] = [

@@ -26,6 +26,7 @@ from headrace_gateway.clients.guard import GuardClient
 from headrace_gateway.clients.ratelimit import RateLimitClient
 from headrace_gateway.clients.router import RouterClient
 from headrace_gateway.clients.worker import WorkerSessions
+from headrace_gateway.cross_origin import CrossOrigin
 from headrace_gateway.embeddings import EmbeddingsDialect
 from headrace_gateway.generation import Generator
 from headrace_gateway.http_exchange import AsgiApp
@@ -231,7 +232,7 @@ class Gateway:
             stories=self.stories,
         )
 
-    def _build_app(self, clock: Clock) -> GatewayApp:
+    def _build_app(self, clock: Clock) -> AsgiApp:
         limits = HttpLimits(self._settings.max_body_bytes, self._settings.slow_reader_s)
         context = RouteContext(
             self._auth,
@@ -259,6 +260,10 @@ class Gateway:
         hot["/v1/moderations"] = CallRoute(
             ModerationForm(), context, Moderations(self._guard, self._admission)
         )
+        creation = BatchCreation(
+            self._state, self._batches, self._files, self._runner, tuple(self._batch_dialects)
+        )
+        posts = {"/v1/batches": CallRoute(OpenAiErrors(Endpoint.BATCHES), context, creation)}
         rest = rest_app(
             [
                 models_router(self._auth, self._names),
@@ -270,13 +275,13 @@ class Gateway:
                 batches_router(self._auth, self._batches, self._runner),
                 health_router(self.registry, lambda: self.is_ready),
             ],
+            posts,
+            self._auth,
             clock,
         )
-        creation = BatchCreation(
-            self._state, self._batches, self._files, self._runner, tuple(self._batch_dialects)
-        )
-        posts = {"/v1/batches": CallRoute(OpenAiErrors(Endpoint.BATCHES), context, creation)}
-        return GatewayApp(hot, posts, rest)
+        app = GatewayApp(hot, posts, rest)
+        origins = self._settings.allowed_origins()
+        return CrossOrigin(app, origins) if origins else app
 
     def _build_runner(self, clock: Clock) -> BatchRunner:
         parts = RunnerParts(

@@ -28,6 +28,7 @@ from headrace_gateway.http_exchange import AsgiApp, HttpExchange, Receive, Scope
 from headrace_gateway.idempotency import Idempotency
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.pricing import price_tier
+from headrace_gateway.query_params import check_query
 from headrace_gateway.rate_headers import header_pairs, is_limit_header
 from headrace_gateway.request_flow import RequestFlow
 from headrace_gateway.visit import Caller, Dialect, Exchange, Visit, WatchedExchange
@@ -58,6 +59,11 @@ class ErrorForm(Protocol):
     @property
     def id_headers(self) -> tuple[bytes, ...]:
         """The headers that carry the request id."""
+        ...
+
+    @property
+    def query_params(self) -> tuple[str, ...]:
+        """The query parameters that may be given."""
         ...
 
     def error_body(self, error: HeadraceError, request_id: str) -> bytes:
@@ -150,11 +156,14 @@ class ApiRoute(ABC):
 
     async def _serve(self, exchange: HttpExchange, method: str, request_id: RequestId) -> str:
         if method != "POST":
-            raise error_body.MethodNotAllowed(f"{method[:20]} is not allowed here; use POST.")
+            raise error_body.MethodNotAllowed(
+                f"{method[:20]} is not allowed here; use POST.", ("POST",)
+            )
         principal = await self._context.auth.authenticate(exchange.request_headers)
         if self._context.is_stopping():
             raise Unavailable("The server is stopping.", retry_after_s=1.0)
         try:
+            check_query(exchange.query, self._form.query_params)
             body = await exchange.read_body(self._context.limits.max_body_bytes)
             caller = Caller(request_id, principal, exchange)
             if exchange.header(b"idempotency-key"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import orjson
 
@@ -67,11 +68,20 @@ class UnknownUrl(NotFound):
 
 
 class MethodNotAllowed(NotFound):
-    """The route exists, the method does not."""
+    """The route exists, the method does not.
+
+    Args:
+        public_message: see `HeadraceError`.
+        allowed: the methods that do.
+    """
 
     reason = "METHOD_NOT_ALLOWED"
     http_status = 405
     public_code = "method_not_allowed"
+
+    def __init__(self, public_message: str, allowed: Collection[str]) -> None:
+        super().__init__(public_message)
+        self.allowed = ", ".join(sorted(allowed))
 
 
 def render(error: HeadraceError, request_id: str) -> bytes:
@@ -97,4 +107,6 @@ def headers(error: HeadraceError) -> Headers:
     ]
     if isinstance(error, UnknownKey):
         added.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, MethodNotAllowed):
+        added.append((b"allow", error.allowed.encode()))
     return added

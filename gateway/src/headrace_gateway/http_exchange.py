@@ -23,6 +23,8 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # Key in scope["extensions"] under which our server shows the `Connection` and the `Reply`.
 CONNECTION_EXTENSION = "headrace.connection"
+# Key in the scope of headers that go with any answer to this request, whatever it is.
+EXTRA_HEADERS = "headrace.extra_headers"
 _BODY_TIMEOUT_S = 30.0
 _JSON = (b"content-type", b"application/json")
 _EVENT_STREAM = (
@@ -83,6 +85,7 @@ class HttpExchange:
         ours = scope["extensions"][CONNECTION_EXTENSION]
         self._connection: Connection = ours["is"]
         self._reply: Reply = ours["reply"]
+        self._extra: Headers = scope.get(EXTRA_HEADERS) or []
         self._on_gone: Callable[[], None] = _nothing
         # Sent with the status line, whatever the answer.
         self.headers: Headers = []
@@ -96,6 +99,12 @@ class HttpExchange:
         """The request's path."""
         path: str = self._scope["path"]
         return path
+
+    @property
+    def query(self) -> bytes:
+        """The request's query string."""
+        query: bytes = self._scope["query_string"]
+        return query
 
     @property
     def request_headers(self) -> list[tuple[bytes, bytes]]:
@@ -150,7 +159,7 @@ class HttpExchange:
 
     async def send_json(self, status: int, body: bytes, extra: Headers | None = None) -> None:
         """Send a whole answer."""
-        headers = [_JSON, *self.headers, *(extra or ())]
+        headers = [_JSON, *self.headers, *self._extra, *(extra or ())]
         self.has_begun = self.is_over = True
         if self._connection.is_paused:
             await self._drain()
@@ -161,7 +170,7 @@ class HttpExchange:
         self.has_begun = True
         if self._connection.is_paused:
             await self._drain()
-        self._reply.begin(200, [*_EVENT_STREAM, *self.headers], b"", is_whole=False)
+        self._reply.begin(200, [*_EVENT_STREAM, *self.headers, *self._extra], b"", is_whole=False)
 
     async def send_events(self, events: bytes, *, is_last: bool = False) -> None:
         """Send whole events."""

@@ -43,21 +43,25 @@ OPENAI_CATEGORIES: Mapping[str, tuple[str, ...]] = {
 MAX_INPUTS = 128
 
 
-class _TextInput(msgspec.Struct, tag="text"):
+class ModerationText(msgspec.Struct, tag="text", forbid_unknown_fields=True):
+    """A text to be judged."""
+
     text: str
 
 
-class _ImageInput(msgspec.Struct, tag="image_url"):
-    image_url: dict[str, Any]  # Any: refused whatever it holds
+class ModerationImage(msgspec.Struct, tag="image_url"):
+    """An image; refused."""
 
 
-class _Body(msgspec.Struct, forbid_unknown_fields=True):
-    input: str | list[str | _TextInput | _ImageInput]
+class ModerationBody(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /v1/moderations."""
+
+    input: str | list[str | ModerationText | ModerationImage]
     # There is one guard, whatever the name.
     model: str | None = None
 
 
-_DECODER = msgspec.json.Decoder(_Body)
+_DECODER = msgspec.json.Decoder(ModerationBody)
 
 
 class Moderator(Protocol):
@@ -73,6 +77,7 @@ class ModerationForm:
 
     endpoint = Endpoint.MODERATIONS
     id_headers = (b"x-request-id",)
+    query_params: tuple[str, ...] = ()
 
     def error_body(self, error: HeadraceError, request_id: str) -> bytes:
         """Return the JSON of an error."""
@@ -130,13 +135,13 @@ def _unavailable() -> GuardUnavailable:
     return GuardUnavailable("The content cannot be judged in full now.", retry_after_s=1.0)
 
 
-def _texts(body: _Body) -> list[str]:
+def _texts(body: ModerationBody) -> list[str]:
     given = [body.input] if isinstance(body.input, str) else body.input
     if not 0 < len(given) <= MAX_INPUTS:
         raise InvalidRequest(f"input must hold 1 to {MAX_INPUTS} texts.", param="input")
     texts: list[str] = []
     for idx, one in enumerate(given):
-        if isinstance(one, _ImageInput):
+        if isinstance(one, ModerationImage):
             raise InvalidRequest("Images are not supported yet.", param=f"input[{idx}]")
         texts.append(one if isinstance(one, str) else one.text)
     return texts

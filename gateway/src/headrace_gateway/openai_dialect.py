@@ -32,6 +32,7 @@ class OpenAiErrors:
     """
 
     id_headers = (b"x-request-id",)
+    query_params: tuple[str, ...] = ()
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint

@@ -7,11 +7,11 @@ from typing import Any
 # Any: JSON schemas.
 Json = dict[str, Any]
 
-_TEXT: Json = {"type": "string"}
-_COUNT: Json = {"type": "integer", "minimum": 0}
+TEXT: Json = {"type": "string"}
+COUNT: Json = {"type": "integer", "minimum": 0}
 
 
-def _object(fields: Json, optional: Json | None = None) -> Json:
+def object_of(fields: Json, optional: Json | None = None) -> Json:
     """Return the schema of an object that has all *fields*, and maybe others."""
     return {
         "type": "object",
@@ -20,121 +20,123 @@ def _object(fields: Json, optional: Json | None = None) -> Json:
     }
 
 
-def _list(items: Json) -> Json:
+def list_of(items: Json) -> Json:
+    """Return the schema of a list."""
     return {"type": "array", "items": items}
 
 
-def _maybe(schema: Json) -> Json:
+def maybe(schema: Json) -> Json:
+    """Return the schema of a value that may be null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-_USAGE = _object(
-    {"prompt_tokens": _COUNT, "completion_tokens": _COUNT, "total_tokens": _COUNT},
+_USAGE = object_of(
+    {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT},
     {
-        "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
-        "completion_tokens_details": _object({"reasoning_tokens": _COUNT}),
+        "prompt_tokens_details": object_of({"cached_tokens": COUNT}),
+        "completion_tokens_details": object_of({"reasoning_tokens": COUNT}),
     },
 )
-_CALL = _object(
+_CALL = object_of(
     {
-        "id": _TEXT,
+        "id": TEXT,
         "type": {"const": "function"},
-        "function": _object({"name": _TEXT, "arguments": _TEXT}),
+        "function": object_of({"name": TEXT, "arguments": TEXT}),
     }
 )
-_HEAD: Json = {"id": _TEXT, "created": _COUNT, "model": _TEXT}
-_FINISH = _maybe({"enum": ["stop", "length", "tool_calls", "content_filter"]})
-_CHAT = _object(
+_HEAD: Json = {"id": TEXT, "created": COUNT, "model": TEXT}
+_FINISH = maybe({"enum": ["stop", "length", "tool_calls", "content_filter"]})
+_CHAT = object_of(
     {
         **_HEAD,
         "object": {"const": "chat.completion"},
-        "choices": _list(
-            _object(
+        "choices": list_of(
+            object_of(
                 {
-                    "index": _COUNT,
+                    "index": COUNT,
                     "finish_reason": _FINISH,
-                    "message": _object(
+                    "message": object_of(
                         {
                             "role": {"const": "assistant"},
-                            "content": _maybe(_TEXT),
-                            "refusal": _maybe(_TEXT),
+                            "content": maybe(TEXT),
+                            "refusal": maybe(TEXT),
                         },
-                        {"tool_calls": _list(_CALL)},
+                        {"tool_calls": list_of(_CALL)},
                     ),
                 },
-                {"logprobs": _maybe({"type": "object"})},
+                {"logprobs": maybe({"type": "object"})},
             )
         ),
         "usage": _USAGE,
     }
 )
-_COMPLETION = _object(
+_COMPLETION = object_of(
     {
         **_HEAD,
         "object": {"const": "text_completion"},
-        "choices": _list(
-            _object(
-                {"index": _COUNT, "text": _TEXT, "finish_reason": _FINISH},
-                {"logprobs": _maybe({"type": "object"})},
+        "choices": list_of(
+            object_of(
+                {"index": COUNT, "text": TEXT, "finish_reason": _FINISH},
+                {"logprobs": maybe({"type": "object"})},
             )
         ),
         "usage": _USAGE,
     }
 )
-_MESSAGE = _object(
+_MESSAGE = object_of(
     {
-        "id": _TEXT,
+        "id": TEXT,
         "type": {"const": "message"},
         "role": {"const": "assistant"},
-        "model": _TEXT,
-        "content": _list(_object({"type": {"enum": ["text", "tool_use"]}})),
-        "stop_reason": _maybe(
+        "model": TEXT,
+        "content": list_of(object_of({"type": {"enum": ["text", "tool_use"]}})),
+        "stop_reason": maybe(
             {"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]}
         ),
-        "stop_sequence": _maybe(_TEXT),
-        "usage": _object(
+        "stop_sequence": maybe(TEXT),
+        "usage": object_of(
             {
-                "input_tokens": _COUNT,
-                "cache_creation_input_tokens": _COUNT,
-                "cache_read_input_tokens": _COUNT,
-                "output_tokens": _COUNT,
+                "input_tokens": COUNT,
+                "cache_creation_input_tokens": COUNT,
+                "cache_read_input_tokens": COUNT,
+                "output_tokens": COUNT,
             }
         ),
     }
 )
-_RESPONSE = _object(
+_RESPONSE = object_of(
     {
-        "id": _TEXT,
+        "id": TEXT,
         "object": {"const": "response"},
-        "created_at": _COUNT,
+        "created_at": COUNT,
         "status": {
             "enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
         },
-        "error": _maybe(_object({"code": _TEXT, "message": _TEXT})),
-        "incomplete_details": _maybe(_object({"reason": _TEXT})),
-        "model": _TEXT,
-        "output": _list(
-            _object({"id": _TEXT, "type": {"enum": ["message", "function_call"]}, "status": _TEXT})
+        "error": maybe(object_of({"code": TEXT, "message": TEXT})),
+        "incomplete_details": maybe(object_of({"reason": TEXT})),
+        "model": TEXT,
+        "output": list_of(
+            object_of({"id": TEXT, "type": {"enum": ["message", "function_call"]}, "status": TEXT})
         ),
-        "usage": _maybe(
-            _object({"input_tokens": _COUNT, "output_tokens": _COUNT, "total_tokens": _COUNT})
+        "usage": maybe(
+            object_of({"input_tokens": COUNT, "output_tokens": COUNT, "total_tokens": COUNT})
         ),
     }
 )
-_EMBEDDINGS = _object(
+_EMBEDDINGS = object_of(
     {
         "object": {"const": "list"},
-        "model": _TEXT,
-        "data": _list(
-            _object(
+        "model": TEXT,
+        "data": list_of(
+            object_of(
                 {
                     "object": {"const": "embedding"},
-                    "index": _COUNT,
-                    "embedding": {"anyOf": [_list({"type": "number"}), _TEXT]},
+                    "index": COUNT,
+                    "embedding": {"anyOf": [list_of({"type": "number"}), TEXT]},
                 }
             )
         ),
-        "usage": _object({"prompt_tokens": _COUNT, "total_tokens": _COUNT}),
+        "usage": object_of({"prompt_tokens": COUNT, "total_tokens": COUNT}),
     }
 )
 
@@ -142,8 +144,30 @@ ANSWERS: dict[str, tuple[str, Json]] = {
     "/v1/chat/completions": ("ChatAnswer", _CHAT),
     "/v1/completions": ("CompletionAnswer", _COMPLETION),
     "/v1/messages": ("MessageAnswer", _MESSAGE),
-    "/v1/messages/count_tokens": ("CountAnswer", _object({"input_tokens": _COUNT})),
+    "/v1/messages/count_tokens": ("CountAnswer", object_of({"input_tokens": COUNT})),
     "/v1/responses": ("ResponseAnswer", _RESPONSE),
     "/v1/embeddings": ("EmbeddingsAnswer", _EMBEDDINGS),
-    "/detokenize": ("DetokenizeAnswer", _object({"prompt": _TEXT})),
+    "/tokenize": (
+        "TokenizeAnswer",
+        object_of({"count": COUNT, "max_model_len": COUNT, "tokens": list_of(COUNT)}),
+    ),
+    "/v1/moderations": (
+        "ModerationAnswer",
+        object_of(
+            {
+                "id": TEXT,
+                "model": TEXT,
+                "results": list_of(
+                    object_of(
+                        {
+                            "flagged": {"type": "boolean"},
+                            "categories": {"type": "object"},
+                            "category_scores": {"type": "object"},
+                        }
+                    )
+                ),
+            }
+        ),
+    ),
+    "/detokenize": ("DetokenizeAnswer", object_of({"prompt": TEXT})),
 }

@@ -142,6 +142,13 @@ EXAMPLES: dict[str, dict[str, Json]] = {
         "texts": _plain("Two texts", input=["A headrace", "A channel"], encoding_format="float"),
         "base64": _plain("As packed numbers", input="A headrace", encoding_format="base64"),
     },
+    "/v1/moderations": {
+        "text": {"summary": "One text", "value": {"input": "How do I get home?"}},
+        "parts": {
+            "summary": "Several, each judged by itself",
+            "value": {"input": [{"type": "text", "text": "Hello."}, {"type": "text", "text": "?"}]},
+        },
+    },
     "/v1/batches": {
         "chat": {
             "summary": "A file of chat requests",

@@ -11,9 +11,11 @@ from fastapi.openapi.utils import get_openapi
 from headrace_gateway.batch_api.batch_routes import BatchBody
 from headrace_gateway.embeddings import EmbeddingsBody
 from headrace_gateway.messages_api.bodies import CountBody, MessagesBody
+from headrace_gateway.moderations import ModerationBody
 from headrace_gateway.openai_bodies import ChatBody, CompletionBody
 from headrace_gateway.openapi_answers import ANSWERS
 from headrace_gateway.openapi_examples import EXAMPLES, Json
+from headrace_gateway.openapi_rest import LINKS, REST_SCHEMAS, add_rest_answers
 from headrace_gateway.responses_api.bodies import ResponsesBody
 from headrace_gateway.tokenize_api import DetokenizeBody, TokenizeBody
 
@@ -27,6 +29,7 @@ _BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/messages/count_tokens": CountBody,
     "/v1/responses": ResponsesBody,
     "/v1/embeddings": EmbeddingsBody,
+    "/v1/moderations": ModerationBody,
     "/v1/batches": BatchBody,
 }
 _SUMMARIES = {
@@ -37,6 +40,7 @@ _SUMMARIES = {
     "/v1/messages": "Answer a conversation as Anthropic's SDKs ask, whole or streamed.",
     "/v1/messages/count_tokens": "Tell how long the prompt of a message would be.",
     "/v1/responses": "Make a response: whole, as a stream of events, or in the background.",
+    "/v1/moderations": "Judge texts by the guard's categories and OpenAI's.",
     "/v1/embeddings": "Turn texts into vectors.",
     "/v1/batches": "Run a file of requests in the gaps of other traffic, at the batch price.",
 }
@@ -93,15 +97,16 @@ def add_hot_paths(app: FastAPI) -> None:
             by_path, components = _request_schemas()
             for path, body in by_path.items():
                 schema["paths"].setdefault(path, {})["post"] = _operation(path, body)
+            add_rest_answers(schema["paths"])
             known = schema.setdefault("components", {})
-            known.setdefault("schemas", {}).update(
-                {
-                    **components,
-                    **dict(ANSWERS.values()),
-                    "Error": _ERROR,
-                    "MessagesError": _MESSAGES_ERROR,
-                }
-            )
+            # FastAPI's own errors are never sent.
+            known["schemas"] = {
+                **components,
+                **dict(ANSWERS.values()),
+                **REST_SCHEMAS,
+                "Error": _ERROR,
+                "MessagesError": _MESSAGES_ERROR,
+            }
             known["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             app.openapi_schema = schema
         return app.openapi_schema
@@ -133,7 +138,11 @@ def _operation(path: str, body: Json) -> Json:
             "content": {"application/json": {"schema": body, "examples": EXAMPLES[path]}},
         },
         "responses": {
-            "200": {"description": "The answer, or its stream.", "content": content},
+            "200": {
+                "description": "The answer, or its stream.",
+                "content": content,
+                **({"links": LINKS[path]} if path in LINKS else {}),
+            },
             "4XX": _error(path, "What to fix; `param` or the message names the field."),
             "5XX": _error(path, "Try again; the message carries the request id."),
         },

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Sequence
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from headrace_common.clock import Clock
 from headrace_common.errors import HeadraceError, Internal, InvalidRequest
 from headrace_common.ids import new_request_id
 from headrace_gateway import error_body
-from headrace_gateway.http_exchange import AsgiApp, Event, Receive, Scope, Send
+from headrace_gateway.auth import KeyAuth
+from headrace_gateway.http_exchange import EXTRA_HEADERS, AsgiApp, Event, Receive, Scope, Send
+from headrace_gateway.messages_api.dialect import is_anthropic, message_error
 from headrace_gateway.openapi_hot import add_hot_paths
+from headrace_gateway.query_params import RouteCheck
 
 _log = logging.getLogger(__name__)
 
@@ -21,8 +26,13 @@ _log = logging.getLogger(__name__)
 _REQUEST_ID = "headrace.request_id"
 
 
-class RequestIds:
-    """Gives every request an id, and says it in every answer's `x-request-id`."""
+class RestFront:
+    """In front of FastAPI: gives every answer its request id, and answers HEAD as GET.
+
+    Args:
+        app: answers.
+        clock: for ids.
+    """
 
     def __init__(self, app: AsgiApp, clock: Clock) -> None:
         self._app, self._clock = app, clock
@@ -32,61 +42,96 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":
+            # The server leaves the body out: it looks at its own scope.
+            scope = {**scope, "method": "GET"}
         request_id = scope[_REQUEST_ID] = new_request_id(self._clock)
+        extra = [(b"x-request-id", request_id.encode()), *(scope.get(EXTRA_HEADERS) or ())]
 
         async def named(message: Event) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [
-                    *message["headers"],
-                    (b"x-request-id", request_id.encode()),
-                ]
+                message["headers"] = [*message["headers"], *extra]
             await send(message)
 
         await self._app(scope, receive, named)
 
 
-def rest_app(routers: list[APIRouter], clock: Clock) -> AsgiApp:
-    """Build the app."""
+def rest_app(
+    routers: Sequence[APIRouter], posts: Collection[str], auth: KeyAuth, clock: Clock
+) -> AsgiApp:
+    """Build the app.
+
+    Args:
+        routers: its routes.
+        posts: paths whose POST is answered elsewhere.
+        auth: checks keys, before anything else is looked at.
+        clock: for request ids.
+    """
     app = FastAPI(
         title="Headrace",
         description="An LLM serving fleet's public API, compatible with OpenAI's.",
         redoc_url=None,
+        dependencies=[Depends(RouteCheck(auth))],
     )
     for router in routers:
         app.include_router(router)
     add_hot_paths(app)
 
-    def answer(
-        request: Request, error: HeadraceError, extra: dict[str, str] | None = None
-    ) -> Response:
-        headers = {name.decode(): value.decode() for name, value in error_body.headers(error)}
-        return Response(
-            error_body.render(error, request.scope[_REQUEST_ID]),
-            status_code=error.http_status,
-            media_type="application/json",
-            headers={**headers, **(extra or {})},
-        )
-
     @app.exception_handler(HeadraceError)
     async def on_headrace_error(request: Request, error: HeadraceError) -> Response:
-        return answer(request, error)
+        return _answer(request, error)
 
     @app.exception_handler(RequestValidationError)
-    async def on_invalid(request: Request, _error: RequestValidationError) -> Response:
-        return answer(request, InvalidRequest("The request's parameters are wrong."))
+    async def on_invalid(request: Request, error: RequestValidationError) -> Response:
+        return _answer(request, _explain(error))
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
         url = request.url.path[:200]
         if error.status_code == 405:
-            refused = error_body.MethodNotAllowed(f"{request.method} is not allowed on {url}.")
-            return answer(request, refused, dict(error.headers or {}))
-        unknown = error_body.UnknownUrl(f"Unknown request URL: {request.method} {url}.")
-        return answer(request, unknown)
+            told = f"{request.method[:20]} is not allowed on {url}."
+            allowed = _allowed(request, routers, posts)
+            return _answer(request, error_body.MethodNotAllowed(told, allowed))
+        unknown = error_body.UnknownUrl(f"Unknown request URL: {request.method[:20]} {url}.")
+        return _answer(request, unknown)
 
     @app.exception_handler(Exception)
     async def on_failure(request: Request, error: Exception) -> Response:
         _log.error("%s failed", request.url.path, exc_info=error)
-        return answer(request, Internal())
+        return _answer(request, Internal())
 
-    return RequestIds(app, clock)
+    return RestFront(app, clock)
+
+
+def _allowed(request: Request, routers: Sequence[APIRouter], posts: Collection[str]) -> set[str]:
+    """Return the methods of a path that exists."""
+    methods = {"POST"} if request.url.path in posts else set()
+    for router in routers:
+        for route in router.routes:
+            if route.matches(request.scope)[0] is not Match.NONE:
+                methods |= getattr(route, "methods", None) or set()
+    return methods | ({"HEAD"} if "GET" in methods else set())
+
+
+def _answer(request: Request, error: HeadraceError) -> Response:
+    """Tell an error in the shape that its client knows."""
+    request_id = request.scope[_REQUEST_ID]
+    headers = {name.decode(): value.decode() for name, value in error_body.headers(error)}
+    if is_anthropic(request.url.path, request.headers):
+        headers["request-id"] = request_id
+        body = message_error(error, request_id)
+    else:
+        body = error_body.render(error, request_id)
+    return Response(
+        body, status_code=error.http_status, media_type="application/json", headers=headers
+    )
+
+
+def _explain(error: RequestValidationError) -> InvalidRequest:
+    """Name the parameter that is wrong."""
+    for fault in error.errors():
+        place = [str(part) for part in fault["loc"][1:]]
+        if place:
+            param = ".".join(place)[:100]
+            return InvalidRequest(f"Invalid value for {param}: {fault['msg']}.", param=param)
+    return InvalidRequest("The request's parameters are wrong.")

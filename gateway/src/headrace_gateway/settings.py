@@ -163,6 +163,17 @@ class GatewaySettings(RpcServiceSettings):
         "when it changes. A file that is not there yet has none.",
     )
 
+    cors_origins: str = Field(
+        "",
+        pattern=r"^(\*|https?://[^\s,/]+(,\s*https?://[^\s,/]+)*)?$",
+        description="Origins whose web pages may call the API from a browser, such as "
+        "https://app.example.com,http://localhost:3000; * = any. Empty = none.",
+    )
+
+    def allowed_origins(self) -> frozenset[str]:
+        """Return the entries of `cors_origins`."""
+        return frozenset(entry.strip() for entry in self.cors_origins.split(",") if entry.strip())
+
     def state_location(self) -> str:
         """Return the URL of the state's database."""
         return self.state_url.get_secret_value() or f"sqlite:///{self.outbox_dir / 'state.sqlite3'}"

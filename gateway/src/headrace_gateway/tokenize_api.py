@@ -63,6 +63,7 @@ class TokenizeForm:
 
     endpoint = Endpoint.TOKENIZE
     id_headers = (b"x-request-id",)
+    query_params: tuple[str, ...] = ()
 
     def error_body(self, error: HeadraceError, request_id: str) -> bytes:
         """Return the JSON of an error."""
@@ -92,6 +93,7 @@ class TokenizeApi:
         request = None if asked.messages is None else _conversation(asked)
         if (asked.prompt is None) == (request is None):
             raise InvalidRequest("Give either prompt or messages.", param="prompt")
+        _check_beside(asked)
 
         async def answer() -> bytes:
             ids = await self._ids(model, request, asked)
@@ -147,6 +149,19 @@ class TokenizeApi:
             return await answer()
         finally:
             await lease.settle(one)
+
+
+# Fields that mean something beside a prompt only, or beside messages only.
+_OF_PROMPTS = ("add_special_tokens",)
+_OF_MESSAGES = ("tools", "chat_template_kwargs")
+
+
+def _check_beside(asked: TokenizeBody) -> None:
+    """Refuse what would be passed over in silence."""
+    names, why = (_OF_MESSAGES, "messages") if asked.messages is None else (_OF_PROMPTS, "prompt")
+    for name in names:
+        if getattr(asked, name) is not None:
+            raise InvalidRequest(f"{name} needs {why}.", param=name)
 
 
 def _conversation(asked: TokenizeBody) -> ApiRequest:

@@ -116,6 +116,11 @@ class Dialect(Protocol):
         """The headers that carry the request id."""
         ...
 
+    @property
+    def query_params(self) -> tuple[str, ...]:
+        """The query parameters that may be given."""
+        ...
+
     async def read(self, body: bytes, caller: Caller) -> Reading:
         """Parse a body.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import orjson
@@ -15,7 +15,7 @@ from headrace_gateway.answer_extras import Json
 from headrace_gateway.auth import KeyAuth, check_scope, key_digest
 from headrace_gateway.batch_api.runner import BatchRunner
 from headrace_gateway.batch_api.stored_batches import StoredBatches
-from headrace_gateway.batch_api.stored_files import StoredFiles
+from headrace_gateway.batch_api.stored_files import MAX_TTL_S, MIN_TTL_S, StoredFiles
 from headrace_gateway.json_body import decode
 from headrace_gateway.openai_bodies import Text
 from headrace_gateway.pages import page
@@ -26,16 +26,25 @@ from headrace_gateway.visit import Caller
 WINDOW_S = 86_400
 # Of one project, at a time.
 MAX_ACTIVE = 100
+# Kept with a batch for whoever works on it.
+_HIDDEN = ("ends_as", "output_ttl_s")
+
+
+class OutputExpiry(msgspec.Struct, forbid_unknown_fields=True):
+    """How long the files of results are kept. Seconds."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Meta(ge=MIN_TTL_S, le=MAX_TTL_S)]
 
 
 class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
-    """POST /v1/batches. Any: refused."""
+    """POST /v1/batches."""
 
     input_file_id: Text
     endpoint: str
     completion_window: Literal["24h"]
     metadata: Annotated[dict[Text, Text], Meta(max_length=16)] | None = None
-    output_expires_after: Any = None
+    output_expires_after: OutputExpiry | None = None
 
 
 _DECODER = msgspec.json.Decoder(BatchBody)
@@ -66,10 +75,6 @@ class BatchCreation:
     async def __call__(self, caller: Caller, body: bytes) -> bytes:
         """Add a batch; return its object."""
         asked = decode(_DECODER, body)
-        if asked.output_expires_after is not None:
-            raise InvalidRequest(
-                "output_expires_after is not supported.", param="output_expires_after"
-            )
         if asked.endpoint not in self._endpoints:
             known = ", ".join(self._endpoints)
             raise InvalidRequest(f"endpoint must be one of {known}.", param="endpoint")
@@ -86,7 +91,7 @@ class BatchCreation:
         digest = key_digest(caller.exchange.request_headers)
         await self._batches.add(owner, digest, made, now_s + WINDOW_S)
         self._runner.wake()
-        return orjson.dumps(await self._batches.find(owner, batch_id))
+        return orjson.dumps(_shown(await self._batches.find(owner, batch_id)))
 
 
 def _fresh(batch_id: str, asked: BatchBody, now_s: int) -> Json:
@@ -105,6 +110,7 @@ def _fresh(batch_id: str, asked: BatchBody, now_s: int) -> Json:
         "created_at": now_s,
         "expires_at": now_s + WINDOW_S,
         "metadata": asked.metadata,
+        "output_ttl_s": asked.output_expires_after and asked.output_expires_after.seconds,
         **{f"{moment}_at": None for moment in moments},
     }
 
@@ -140,4 +146,4 @@ def batches_router(auth: KeyAuth, batches: StoredBatches, runner: BatchRunner) -
 
 
 def _shown(batch: Json) -> Json:
-    return {name: value for name, value in batch.items() if name != "ends_as"}
+    return {name: value for name, value in batch.items() if name not in _HIDDEN}

@@ -14,7 +14,7 @@ from starlette.responses import StreamingResponse
 from headrace_common.errors import InvalidRequest
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.auth import KeyAuth
-from headrace_gateway.batch_api.stored_files import CHUNK_BYTES, StoredFiles
+from headrace_gateway.batch_api.stored_files import CHUNK_BYTES, MAX_TTL_S, MIN_TTL_S, StoredFiles
 from headrace_gateway.error_body import BodyTooLarge
 from headrace_gateway.http_exchange import Receive
 from headrace_gateway.pages import page
@@ -23,14 +23,39 @@ from headrace_gateway.state.owner_of import owner_of
 _FIELDS = ("purpose", "file", "expires_after[anchor]", "expires_after[seconds]")
 # What a form's own marks add to a file.
 _FORM_BYTES = 64 * 1024
-_MIN_TTL_S, _MAX_TTL_S = 3600, 30 * 86_400
+
+# As OpenAPI describes it.
+_UPLOAD = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["purpose", "file"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "purpose": {"const": "batch"},
+                        "file": {"type": "string", "format": "binary"},
+                        "expires_after[anchor]": {"const": "created_at"},
+                        "expires_after[seconds]": {
+                            "type": "integer",
+                            "minimum": MIN_TTL_S,
+                            "maximum": MAX_TTL_S,
+                        },
+                    },
+                }
+            }
+        },
+    }
+}
 
 
 def files_router(auth: KeyAuth, stored: StoredFiles) -> APIRouter:
     """Return the routes."""
     router = APIRouter(tags=["files"], prefix="/v1/files")
 
-    @router.post("")
+    @router.post("", openapi_extra=_UPLOAD)
     async def upload(request: Request) -> Json:
         """Keep a file of requests for a batch (multipart/form-data: purpose, file)."""
         owner = await owner_of(auth, request)
@@ -121,9 +146,9 @@ def _ttl_s(form: FormData) -> int | None:
         return None
     text = str(given)
     is_number = text.isascii() and text.isdecimal() and len(text) < 10
-    if anchor != "created_at" or not is_number or not _MIN_TTL_S <= int(text) <= _MAX_TTL_S:
+    if anchor != "created_at" or not is_number or not MIN_TTL_S <= int(text) <= MAX_TTL_S:
         raise InvalidRequest(
-            f"expires_after takes the anchor created_at and {_MIN_TTL_S} to {_MAX_TTL_S} seconds.",
+            f"expires_after takes the anchor created_at and {MIN_TTL_S} to {MAX_TTL_S} seconds.",
             param="expires_after",
         )
     return int(text)

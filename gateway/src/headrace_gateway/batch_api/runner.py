@@ -295,7 +295,10 @@ class BatchRunner:
                 file_id = f"file-{serial}{kind[0]}"
                 name = f"{batch.batch_id}_{kind}.jsonl"
                 pieces = self._result_pieces(batch.batch_id, succeeded=succeeded)
-                await self._parts.files.save(batch.owner, file_id, name, "batch_output", pieces)
+                ttl_s = batch.body.get("output_ttl_s")
+                await self._parts.files.save(
+                    batch.owner, file_id, name, "batch_output", pieces, ttl_s
+                )
                 ids[f"{kind}_file_id"] = file_id
         ids[f"{ending}_at"] = self._parts.batches.now_s()
         await self._parts.batches.move(batch.batch_id, ("finalizing",), ending, **ids)

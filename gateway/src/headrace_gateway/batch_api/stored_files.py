@@ -15,6 +15,8 @@ from headrace_gateway.state.schema import file_chunks, files
 from headrace_gateway.state.store import Owner, StateStore
 
 CHUNK_BYTES = 2**20
+# How long a file may be asked to be kept.
+MIN_TTL_S, MAX_TTL_S = 3600, 30 * 86_400
 # A file whose upload broke off is swept so soon.
 _HALF_S = 3600
 _HIDDEN = -1

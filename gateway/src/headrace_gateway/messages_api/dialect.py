@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import orjson
 
 from headrace_common.clock import Clock
@@ -37,6 +39,8 @@ class MessagesDialect:
 
     endpoint = Endpoint.MESSAGES
     id_headers = (b"x-request-id", b"request-id")
+    # The SDK says so of its beta client; what its betas add is in the body.
+    query_params = ("beta",)
 
     async def read(self, body: bytes, caller: Caller) -> Reading:
         """Parse a body.
@@ -68,6 +72,11 @@ def message_error(error: HeadraceError, request_id: str) -> bytes:
         kind = "billing_error"
     body = {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
     return orjson.dumps(body)
+
+
+def is_anthropic(path: str, headers: Mapping[str, str]) -> bool:
+    """Whether a request speaks this API: by its path, or by the version that it names."""
+    return path.startswith("/v1/messages") or "anthropic-version" in headers
 
 
 def check_version(exchange: Exchange) -> None:

@@ -39,6 +39,7 @@ class ResponsesDialect:
 
     endpoint = Endpoint.RESPONSES
     id_headers = (b"x-request-id",)
+    query_params: tuple[str, ...] = ()
 
     def __init__(
         self,

@@ -70,8 +70,11 @@ def _add_reading(router: APIRouter, find: Find, background: BackgroundResponses)
         request: Request,
         stream: bool = False,
         starting_after: Annotated[int | None, Query(ge=0)] = None,
+        include_obfuscation: bool = False,
     ) -> Json | StreamingResponse:
         """Return a response that was kept, finished or not; or its events, from one on."""
+        if include_obfuscation:
+            raise InvalidRequest("include_obfuscation is not offered.", param="include_obfuscation")
         found = await find(request, response_id)
         if not stream:
             if starting_after is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from fastapi import APIRouter, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import PlainTextResponse
 
 
 def health_router(registry: CollectorRegistry, is_ready: Callable[[], bool]) -> APIRouter:
@@ -18,14 +19,18 @@ def health_router(registry: CollectorRegistry, is_ready: Callable[[], bool]) -> 
         """Say that the process lives. Looks at nothing else."""
         return {"status": "ok"}
 
-    @router.get("/ready")
+    @router.get("/ready", responses={503: {"description": "They would not."}})
     async def ready(response: Response) -> dict[str, str]:
         """Say whether requests would be served now."""
         is_ready_now = is_ready()
         response.status_code = 200 if is_ready_now else 503
         return {"status": "ready" if is_ready_now else "not ready"}
 
-    @router.get("/metrics")
+    @router.get(
+        "/metrics",
+        response_class=PlainTextResponse,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    )
     async def metrics() -> Response:
         """Show this process's metrics."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
