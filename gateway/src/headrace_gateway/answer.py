@@ -117,6 +117,21 @@ class _Choice:
         return released
 
 
+@dataclass(slots=True)
+class Delivery:
+    """What became of an answer on its way to the client; knows nothing of who made it."""
+
+    # The guard ended it.
+    is_blocked: bool = False
+    # Characters of generated text given to the sink, all choices together.
+    num_sent_chars: int = 0
+    # Monotonic time of the first text sent; None = none yet.
+    first_text_s: float | None = None
+    # Text went out without the guard, as the key allows; the guard ended before the answer did.
+    went_unguarded: bool = False
+    lost_the_guard: bool = False
+
+
 class Answer:
     """Runs the jobs of one request and feeds the sink.
 
@@ -145,6 +160,7 @@ class Answer:
     ) -> None:
         self._generator, self._jobs, self._check = generator, jobs, check
         self._sink, self._clock, self._on_started = sink, clock, on_started
+        self.delivery = Delivery()
         self._choices = [
             _Choice(
                 reader=ToolCallReader() if may_call else None,
@@ -164,21 +180,6 @@ class Answer:
         self._started = asyncio.Event()
         self._may_go_on = asyncio.Event()
         self._may_go_on.set()
-        self.is_blocked = False
-        # Characters of generated text given to the sink, all choices together.
-        self.num_sent_chars = 0
-        # Monotonic time of the first text sent; None = none yet.
-        self.first_text_s: float | None = None
-
-    @property
-    def went_unguarded(self) -> bool:
-        """Whether text went out without the guard, as the key allows."""
-        return self._check.is_unguarded
-
-    @property
-    def lost_the_guard(self) -> bool:
-        """Whether the guard ended before the answer did."""
-        return self._check.is_lost
 
     async def run(self, deadline_s: float) -> None:
         """Answer until every choice has ended. Cancelling stops the workers.
@@ -203,7 +204,7 @@ class Answer:
             await self._settle(pump)
         finally:
             await cancel_and_wait(pump)
-            self._check.close()
+            self._end_check()
 
     async def _run_alone(self, deadline_s: float) -> None:
         """Without a guard between them, one task reads the worker and writes to the client."""
@@ -213,10 +214,15 @@ class Answer:
                     self._jobs[0], deadline_s, self._take_alone, self._send_taken
                 )
         finally:
-            self._check.close()
+            self._end_check()
         await self._send_taken()
         if self._num_over < len(self._choices):
             raise Internal
+
+    def _end_check(self) -> None:
+        self.delivery.went_unguarded = self._check.is_unguarded
+        self.delivery.lost_the_guard = self._check.is_lost
+        self._check.close()
 
     def _take_alone(self, job: Job, event: pb.GenerateEvent) -> None:
         self._note_started(job)
@@ -304,10 +310,11 @@ class Answer:
         choice = self._choices[release.choice_idx]
         if choice.is_over:
             return
-        self.num_sent_chars += len(release.text)
+        delivery = self.delivery
+        delivery.num_sent_chars += len(release.text)
         logprobs = choice.released_logprobs(release) if choice.has_logprobs else []
-        if release.text or logprobs:
-            self.first_text_s = self.first_text_s or self._clock.now_s()
+        if delivery.first_text_s is None and (release.text or logprobs):
+            delivery.first_text_s = self._clock.now_s()
         if choice.echoes is not None:
             job, choice.echoes = choice.echoes, None
             of_prompt = job.prompt_logprobs if job.generate.logprobs.prompt else None
@@ -318,7 +325,7 @@ class Answer:
         else:
             self._emit_pieces(release, choice.reader, logprobs)
         if release.is_blocked:
-            self.is_blocked = choice.is_over = True
+            delivery.is_blocked = choice.is_over = True
             self._num_over += 1
             self._sink.add_finish(release.choice_idx, "content_filter")
         elif release.is_last:

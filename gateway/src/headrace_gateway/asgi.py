@@ -237,7 +237,7 @@ class HotRoute(ApiRoute):
                 await while_connected(exchange, _send_all(exchange, told))
             return "ok"
         await while_connected(exchange, self._flow.serve(visit))
-        blocked = visit.answer is not None and visit.answer.is_blocked
+        blocked = visit.delivery is not None and visit.delivery.is_blocked
         return "output_blocked" if blocked else "ok"
 
 

@@ -84,8 +84,9 @@ class HttpExchange:
         self._slow_reader_s = slow_reader_s
         ours = scope["extensions"][CONNECTION_EXTENSION]
         self._connection: Connection = ours["is"]
-        self._reply: Reply = ours["reply"]
         self._extra: Headers = scope.get(EXTRA_HEADERS) or []
+        # Taken: it knows the scope, and would be held by it in a ring.
+        self._reply: Reply = ours.pop("reply")
         self._on_gone: Callable[[], None] = _nothing
         # Sent with the status line, whatever the answer.
         self.headers: Headers = []
@@ -147,12 +148,12 @@ class HttpExchange:
     def on_gone(self, callback: Callable[[], None] | None) -> None:
         """Call back when the client leaves before its answer is over; None = no more."""
         connection = self._connection
+        self._on_gone = callback or _nothing
         if callback is None:
             # A pipelined request may watch by now.
             if connection.watcher == self._lost:
                 connection.watcher = None
             return
-        self._on_gone = callback
         connection.watcher = self._lost
         if connection.is_lost:
             asyncio.get_running_loop().call_soon(self._lost)

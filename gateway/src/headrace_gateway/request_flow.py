@@ -251,7 +251,7 @@ class RequestFlow:
         try:
             sink = await self._work(visit, admitted)
             ending = usage_pb2.ENDING_COMPLETED
-            if visit.answer is not None and visit.answer.is_blocked:
+            if visit.delivery is not None and visit.delivery.is_blocked:
                 ending = usage_pb2.ENDING_OUTPUT_BLOCKED
         except BaseException as error:
             ending = self._ending(visit, error)
@@ -348,7 +348,7 @@ class RequestFlow:
                 timer.reschedule(loop_s + deadline_s - self.clock.now_s())
 
         tools = visit.request.tools
-        visit.answer = Answer(
+        answer = Answer(
             self.generator,
             visit.jobs,
             check,
@@ -358,9 +358,10 @@ class RequestFlow:
             may_call=tools is not None and tools.is_offered,
             is_echo_only=visit.request.shown.is_echo_only,
         )
+        visit.delivery = answer.delivery
         try:
             async with asyncio.timeout(first_s) as timer:
-                await visit.answer.run(deadline_s)
+                await answer.run(deadline_s)
         except TimeoutError as error:
             raise Deadline("The request took too long.") from error
         except InvalidRequest as error:
@@ -428,8 +429,8 @@ class RequestFlow:
         )
         now_s = self.clock.now_s()
         event.duration_s = now_s - visit.started_s
-        if visit.answer is not None and visit.answer.first_text_s is not None:
-            event.ttft_s = visit.answer.first_text_s - visit.started_s
+        if visit.delivery is not None and visit.delivery.first_text_s is not None:
+            event.ttft_s = visit.delivery.first_text_s - visit.started_s
             self.metrics.ttft_s.labels(visit.request.endpoint.value).observe(event.ttft_s)
         if ending == usage_pb2.ENDING_COMPLETED and visit.request.limits.max_tokens is None:
             num_choices = len(visit.jobs) * visit.request.n

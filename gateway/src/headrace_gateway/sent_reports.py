@@ -46,15 +46,15 @@ class SentReports:
 
     def tell(self, visit: Visit) -> None:
         """Queue the report of a request that has ended, if its answer had begun."""
-        if visit.answer is None:
+        if visit.delivery is None:
             return
         report = SentReport(
             request_id=visit.request_id,
             tenant_id=visit.principal.tenant_id,
             key_id=visit.principal.key_id,
-            sent_chars=visit.answer.num_sent_chars,
-            fail_open=visit.answer.went_unguarded,
-            guard_lost=visit.answer.lost_the_guard,
+            sent_chars=visit.delivery.num_sent_chars,
+            fail_open=visit.delivery.went_unguarded,
+            guard_lost=visit.delivery.lost_the_guard,
         )
         if len(self._waiting) >= MAX_WAITING:
             self._waiting.popleft()

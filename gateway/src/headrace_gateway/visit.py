@@ -10,7 +10,7 @@ from headrace_common.clock import Clock
 from headrace_common.errors import HeadraceError
 from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.usage.v1.usage_pb2 import PRICE_TIER_STANDARD, PriceTier
-from headrace_gateway.answer import Answer, Sink, VectorSink
+from headrace_gateway.answer import Delivery, Sink, VectorSink
 from headrace_gateway.api_request import ApiRequest, Endpoint
 from headrace_gateway.error_body import Headers
 from headrace_gateway.generation import Job
@@ -74,7 +74,9 @@ class Visit:
     choice: ModelChoice | None = None
     # What is known once it was admitted.
     jobs: list[Job] = field(default_factory=list)
-    answer: Answer | None = None
+    # Not the answer itself: its sink knows the visit, and what is held in a ring only a full
+    # collection frees.
+    delivery: Delivery | None = None
     # Seconds of each stage that is over.
     stages_s: dict[str, float] = field(default_factory=dict)
 
