@@ -1,28 +1,68 @@
 """What became of each request: kept here at once, and in the gateway's state a second later.
 
 Nothing waits for the state: it is written in groups behind the requests, a bounded number a second.
-What does not fit is still in this process's memory for a while, and the ledger has its cost.
+What does not fit is still in this process's memory for a while, and the ledger has its cost. Until
+somebody asks, or the state takes it, a story is facts as they came, and few objects: thousands wait
+here, and the collector looks through all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
+from dataclasses import dataclass
 
 import orjson
 from sqlalchemy import Connection, select
 
-from headrace_common.database import put
+from headrace_common.bulk_rows import insert_missing_rows
 from headrace_contracts.usage.v1 import usage_pb2
+from headrace_contracts.worker.v1.worker_pb2 import Timings
 from headrace_gateway.answer_extras import Json
+from headrace_gateway.model_routes.choice import ModelChoice
 from headrace_gateway.pricing import cached_tokens
 from headrace_gateway.state.schema import stories as table
 from headrace_gateway.state.store import Owner, StateStore
 from headrace_gateway.visit import Visit
 
-_FLUSH_S = 1.0
-_MAX_FLUSHED = 500
-_MAX_REMEMBERED = 10_000
+# A tenth of a second's worth at a time: the thread that writes holds the interpreter only briefly.
+_FLUSH_S = 0.1
+_IDLE_S = 1.0
+_MAX_FLUSHED = 50
+_MAX_REMEMBERED = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """One request that is over."""
+
+    tenant_id: str
+    project_id: str
+    # A `UsageEvent`, encoded.
+    event: bytes
+    stages_s: dict[str, float]
+    queue_s: float | None
+    # `Timings`, encoded; None = no worker told them.
+    timings: bytes | None
+    labels: Json
+    route: ModelChoice | None
+
+    def story(self) -> Json:
+        """Return what its owner is told."""
+        event = usage_pb2.UsageEvent.FromString(self.event)
+        told = event_story(event)
+        told["timing"] = {
+            "duration_s": event.duration_s,
+            "ttft_s": event.ttft_s or None,
+            "queue_s": self.queue_s,
+            "stages_s": self.stages_s,
+            "worker": None if self.timings is None else _timings_story(self.timings),
+        }
+        told["labels"] = self.labels
+        told["route"] = None if self.route is None else self.route.story()
+        output = "blocked" if event.ending == usage_pb2.ENDING_OUTPUT_BLOCKED else "passed"
+        told["guard"] = {"input": "passed", "output": output}
+        return told
 
 
 class Stories:
@@ -35,76 +75,64 @@ class Stories:
 
     def __init__(self, state: StateStore, ttl_s: int) -> None:
         self._state, self._ttl_s = state, ttl_s
-        self._recent: OrderedDict[str, tuple[Owner, Json]] = OrderedDict()
+        self._recent: OrderedDict[str, _Facts] = OrderedDict()
         # The newest are written first come, the oldest dropped when too many wait.
-        self._waiting: deque[str] = deque(maxlen=10 * _MAX_FLUSHED)
+        self._waiting: deque[str] = deque(maxlen=_MAX_REMEMBERED)
 
     def add(self, visit: Visit, event: usage_pb2.UsageEvent) -> None:
         """Note a request that is over. Does no I/O."""
-        self._recent[visit.request_id] = (Owner.of(visit.principal), story_of(visit, event))
+        first = visit.jobs[0] if visit.jobs else None
+        self._recent[visit.request_id] = _Facts(
+            visit.principal.tenant_id,
+            visit.principal.project_id,
+            event.SerializeToString(),
+            visit.stages_s,
+            None if first is None else first.queue_s,
+            None if first is None or first.timings is None else first.timings.SerializeToString(),
+            visit.request.labels,
+            visit.choice,
+        )
         self._waiting.append(visit.request_id)
         if len(self._recent) > _MAX_REMEMBERED:
             self._recent.popitem(last=False)
 
     async def keep(self) -> None:
-        """Write what waits, each second; run under `supervise`."""
+        """Write what waits, bit by bit; run under `supervise`."""
         while True:
-            await asyncio.sleep(_FLUSH_S)
+            await asyncio.sleep(_FLUSH_S if self._waiting else _IDLE_S)
             await self.flush()
 
     async def flush(self) -> None:
         """Write what waits, up to a bound."""
         ids = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_FLUSHED))]
         expires_s = self._state.now_s() + self._ttl_s
-        rows = [
-            {
-                "request_id": request_id,
-                "tenant_id": owner.tenant_id,
-                "project_id": owner.project_id,
-                "story": orjson.dumps(story),
-                "expires_s": expires_s,
-            }
-            for request_id in ids
-            if (found := self._recent.get(request_id)) is not None
-            for owner, story in (found,)
-        ]
-        if rows:
-            await self._state.write(lambda it: put(it, table, rows))
+        found = [(it, facts) for it in ids if (facts := self._recent.get(it)) is not None]
+        if found:
+            await self._state.write(lambda it: _write(it, found, expires_s))
 
     async def find(self, owner: Owner, request_id: str) -> Json | None:
         """Return a request's story to its owner; None = there is none."""
         found = self._recent.get(request_id)
         if found is not None:
-            return found[1] if found[0] == owner else None
+            return found.story() if Owner(found.tenant_id, found.project_id) == owner else None
         return await self._state.read(lambda it: _kept(it, owner, request_id))
 
 
-def story_of(visit: Visit, event: usage_pb2.UsageEvent) -> Json:
-    """Return what is known of a request at its end. Pure."""
-    first = visit.jobs[0] if visit.jobs else None
-    timings = None if first is None else first.timings
+def _write(connection: Connection, found: list[tuple[str, _Facts]], expires_s: int) -> None:
+    rows = [
+        (request_id, it.tenant_id, it.project_id, orjson.dumps(it.story()), expires_s)
+        for request_id, it in found
+    ]
+    insert_missing_rows(connection, table, rows)
+
+
+def _timings_story(encoded: bytes) -> Json:
+    timings = Timings.FromString(encoded)
     return {
-        **event_story(event),
-        "timing": {
-            "duration_s": event.duration_s,
-            "ttft_s": event.ttft_s or None,
-            "queue_s": None if first is None else first.queue_s,
-            "stages_s": dict(visit.stages_s),
-            "worker": None
-            if timings is None
-            else {
-                "queue_s": timings.queue_s,
-                "prefill_s": timings.prefill_s,
-                "decode_s": timings.decode_s,
-                "preemptions": timings.num_preemptions,
-            },
-        },
-        "labels": visit.request.labels,
-        "route": None if visit.choice is None else visit.choice.story(),
-        "guard": {
-            "input": "passed",
-            "output": "blocked" if event.ending == usage_pb2.ENDING_OUTPUT_BLOCKED else "passed",
-        },
+        "queue_s": timings.queue_s,
+        "prefill_s": timings.prefill_s,
+        "decode_s": timings.decode_s,
+        "preemptions": timings.num_preemptions,
     }
 
 
