@@ -19,12 +19,10 @@ from headrace_common.session import SessionClient
 from headrace_contracts.usage.v1.usage_pb2 import WorkerUsage
 from headrace_contracts.worker.v1 import worker_pb2 as pb
 from headrace_testing import byte_tokenizer
+from headrace_testing.toy_model import toy_model
 from headrace_testing.toy_runner import ToyRunner, continuation
 from headrace_testing.waiting import eventually
 from headrace_worker.app import WorkerApp
-from headrace_worker.engine.token_table import TokenTable
-from headrace_worker.model.info import ModelInfo
-from headrace_worker.model_host import ReadyModel
 from headrace_worker.sampling import SampleSpec
 from headrace_worker.settings import WorkerSettings
 
@@ -38,24 +36,6 @@ HEALTH = MethodRef(
     "grpc.health.v1.Health/Check", health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse
 )
 PROMPT = "the miller asks the water"
-
-
-def toy_model(runner: ToyRunner, num_blocks: int) -> ReadyModel:
-    data = byte_tokenizer.tokenizer_json()
-    info = ModelInfo(
-        fingerprint="f" * 64,
-        context_tokens=2000,
-        vocab_size=byte_tokenizer.VOCAB_SIZE,
-        chat_template="",
-        eos_token_ids=(byte_tokenizer.IM_END_ID,),
-        bos_token_id=None,
-        add_bos=False,
-        tokenizer_json=data,
-        special_tokens={},
-        kv_bytes_per_token=4,
-        created_unix_s=0,
-    )
-    return ReadyModel(info, runner, TokenTable.from_json(data), num_blocks)
 
 
 class Toy:
@@ -74,7 +54,7 @@ class Toy:
 
     def load(self):
         self.may_load.wait(10)
-        return toy_model(self.runner, 256)
+        return toy_model(2000, 256, self.runner)
 
     async def __aenter__(self):
         self.starting = asyncio.create_task(self.app.start())

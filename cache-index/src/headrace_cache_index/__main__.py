@@ -5,18 +5,13 @@ from __future__ import annotations
 from headrace_cache_index.app import CacheIndexApp
 from headrace_cache_index.settings import CacheIndexSettings
 from headrace_common.clock import SystemClock
-from headrace_common.lifecycle import run
+from headrace_common.lifecycle import run, serve
 from headrace_common.telemetry import Telemetry, TelemetrySettings
 
 
 async def _serve(settings: CacheIndexSettings) -> None:
     app = CacheIndexApp(settings, SystemClock())
-    app.lifecycle.install_signals()
-    try:
-        await app.start()
-        await app.lifecycle.stopping.wait()
-    finally:
-        await app.stop()
+    await serve(app, app.lifecycle)
 
 
 def main() -> None:
@@ -26,6 +21,8 @@ def main() -> None:
     settings.log_values()
     try:
         run(_serve(settings))
+    except OSError as error:
+        raise SystemExit(f"cache-index: {error}") from error
     finally:
         telemetry.shutdown()
 

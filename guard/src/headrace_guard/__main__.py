@@ -10,7 +10,7 @@ from pathlib import Path
 from headrace_common.lifecycle import run
 from headrace_common.telemetry import Telemetry, TelemetrySettings
 from headrace_guard.policy import PolicyError, load_policies
-from headrace_guard.server import serve
+from headrace_guard.server import serve_guard
 from headrace_guard.settings import GuardSettings
 
 _log = logging.getLogger(__name__)
@@ -46,10 +46,12 @@ def main(arguments: list[str] | None = None) -> None:
     telemetry = Telemetry("guard", TelemetrySettings.load_or_exit())
     settings.log_values()
     try:
-        run(serve(settings))
+        run(serve_guard(settings))
     except PolicyError as error:
         _log.error("policies: %s", error)
         raise SystemExit(2) from error
+    except OSError as error:
+        raise SystemExit(f"guard: {error}") from error
     finally:
         telemetry.shutdown()
 

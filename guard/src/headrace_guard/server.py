@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from headrace_common.clock import Clock, SystemClock
-from headrace_common.lifecycle import Lifecycle, cancel_and_wait, supervise
+from headrace_common.lifecycle import Lifecycle, cancel_and_wait, serve, supervise
 from headrace_common.metrics import ObservabilityServer, RpcMetrics, new_registry
 from headrace_common.rpc_server import RpcServer
 from headrace_common.settings import split_address
@@ -157,14 +157,11 @@ def _input_judge(
     return InputJudge(pool, models, cache, settings.max_input_chars, on_cached)
 
 
-async def serve(settings: GuardSettings) -> None:
+async def serve_guard(settings: GuardSettings) -> None:
     """Run a guard until a stop signal.
 
     Raises:
         PolicyError: the policies are wrong.
     """
     app = GuardApp(settings)
-    app.lifecycle.install_signals()
-    await app.start()
-    await app.lifecycle.stopping.wait()
-    await app.stop()
+    await serve(app, app.lifecycle)

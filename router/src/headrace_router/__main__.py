@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from headrace_common.clock import SystemClock
-from headrace_common.lifecycle import run
+from headrace_common.lifecycle import run, serve
 from headrace_common.settings import SettingsError
 from headrace_common.telemetry import Telemetry, TelemetrySettings
 from headrace_router.app import RouterApp
@@ -17,12 +17,7 @@ from headrace_router.settings import RouterSettings
 
 async def _serve(settings: RouterSettings) -> None:
     app = RouterApp(settings, SystemClock())
-    app.lifecycle.install_signals()
-    try:
-        await app.start()
-        await app.lifecycle.stopping.wait()
-    finally:
-        await app.stop()
+    await serve(app, app.lifecycle)
 
 
 def main() -> None:
@@ -47,6 +42,8 @@ def _run(settings: RouterSettings) -> None:
     settings.log_values()
     try:
         run(_serve(settings))
+    except OSError as error:
+        raise SystemExit(f"router: {error}") from error
     finally:
         telemetry.shutdown()
 

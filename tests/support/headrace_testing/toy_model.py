@@ -7,8 +7,8 @@ from headrace_worker.model.info import ModelInfo
 from headrace_worker.model_host import ReadyModel
 
 
-def toy_model(context_tokens: int, num_blocks: int) -> ReadyModel:
-    """Return a model that goes on for ever, with so many blocks of KV."""
+def toy_model(context_tokens: int, num_blocks: int, runner: ToyRunner | None = None) -> ReadyModel:
+    """Return a model with so many blocks of KV; without a *runner* of the test's it never ends."""
     data = byte_tokenizer.tokenizer_json()
     info = ModelInfo(
         fingerprint="f" * 64,
@@ -23,5 +23,5 @@ def toy_model(context_tokens: int, num_blocks: int) -> ReadyModel:
         kv_bytes_per_token=4,
         created_unix_s=0,
     )
-    runner = ToyRunner(num_blocks, may_end=False)
+    runner = runner or ToyRunner(num_blocks, may_end=False)
     return ReadyModel(info, runner, TokenTable.from_json(data), num_blocks)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 import uvloop
 
@@ -53,6 +53,28 @@ class Lifecycle:
 def run(main: Coroutine[Any, Any, None]) -> None:  # Any: the coroutine's own send types
     """Run a service's main coroutine on uvloop."""
     uvloop.run(main)
+
+
+class App(Protocol):
+    """What `serve` keeps running."""
+
+    async def start(self) -> None:
+        """Begin to serve; raise if that cannot be."""
+        ...
+
+    async def stop(self) -> None:
+        """Drain and leave; also after a start that failed half-way."""
+        ...
+
+
+async def serve(app: App, lifecycle: Lifecycle) -> None:
+    """Start *app*, run it until SIGTERM or SIGINT, and stop it, also when its start failed."""
+    lifecycle.install_signals()
+    try:
+        await app.start()
+        await lifecycle.stopping.wait()
+    finally:
+        await app.stop()
 
 
 async def supervise(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace_common.lifecycle import run
 from headrace_common.process_tuning import tune_process
 from headrace_common.telemetry import Telemetry, TelemetrySettings
-from headrace_ratelimit.server import serve
+from headrace_ratelimit.server import serve_limits
 from headrace_ratelimit.settings import RateLimitSettings
 
 
@@ -15,7 +15,9 @@ def main() -> None:
     telemetry = Telemetry("ratelimit", TelemetrySettings.load_or_exit())
     tune_process()
     try:
-        run(serve(settings))
+        run(serve_limits(settings))
+    except OSError as error:
+        raise SystemExit(f"ratelimit: {error}") from error
     finally:
         telemetry.shutdown()
 

@@ -11,7 +11,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 
 from headrace_common.clock import Clock, SystemClock
 from headrace_common.errors import HeadraceError
-from headrace_common.lifecycle import Lifecycle, cancel_and_wait, supervise
+from headrace_common.lifecycle import Lifecycle, cancel_and_wait, serve, supervise
 from headrace_common.metrics import ObservabilityServer, RpcMetrics, new_registry
 from headrace_common.proto_wire import Encoded
 from headrace_common.rpc import Call
@@ -144,6 +144,7 @@ class RateLimitServer:
             self._comparing = asyncio.create_task(body)
         await self._rpc.set_ready(True)
         self._lifecycle.set_ready(True)
+        _log.info("listening on %s", self.address)
 
     async def stop(self) -> None:
         """Let running calls end, settle what is queued, leave."""
@@ -160,13 +161,8 @@ class RateLimitServer:
             self._observability.close()
 
 
-async def serve(settings: RateLimitSettings) -> None:
-    """Run until SIGTERM."""
+async def serve_limits(settings: RateLimitSettings) -> None:
+    """Run until SIGTERM or SIGINT."""
     settings.log_values()
     lifecycle = Lifecycle()
-    lifecycle.install_signals()
-    server = RateLimitServer(settings, lifecycle)
-    await server.start()
-    _log.info("listening on %s", server.address)
-    await lifecycle.stopping.wait()
-    await server.stop()
+    await serve(RateLimitServer(settings, lifecycle), lifecycle)

@@ -11,7 +11,7 @@ from headrace_common.metrics import new_registry
 from headrace_common.settings import SettingsError
 from headrace_common.telemetry import Telemetry, TelemetrySettings
 from headrace_worker.settings import UpstreamSettings
-from headrace_worker.upstream.app import serve
+from headrace_worker.upstream.app import serve_upstream
 
 # Options that stand for a setting; the key is none of them, as others may see a command line.
 _OPTIONS = {
@@ -38,7 +38,7 @@ def main() -> None:
     telemetry = Telemetry("worker", TelemetrySettings.load_or_exit())
     settings.log_values()
     try:
-        run(serve(settings, SystemClock(), new_registry()))
+        run(serve_upstream(settings, SystemClock(), new_registry()))
     except (SettingsError, OSError) as error:
         sys.exit(f"upstream: {error}")
     finally:

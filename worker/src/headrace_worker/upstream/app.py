@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from headrace_common.clock import Clock, unix_us
 from headrace_common.ids import new_incarnation
-from headrace_common.lifecycle import Lifecycle, cancel_and_wait, supervise
+from headrace_common.lifecycle import Lifecycle, cancel_and_wait, serve, supervise
 from headrace_common.metrics import ObservabilityServer, RpcMetrics
 from headrace_common.rpc_server import RpcServer
 from headrace_common.settings import split_address
@@ -145,17 +145,12 @@ class UpstreamApp:
             )
 
 
-async def serve(settings: UpstreamSettings, clock: Clock, registry: CollectorRegistry) -> None:
+async def serve_upstream(
+    settings: UpstreamSettings, clock: Clock, registry: CollectorRegistry
+) -> None:
     """Run an adapter until SIGTERM or SIGINT.
 
     Raises:
         OSError: an address cannot be bound.
     """
-    lifecycle = Lifecycle()
-    lifecycle.install_signals()
-    app = UpstreamApp(settings, clock, registry)
-    try:
-        await app.start()
-        await lifecycle.stopping.wait()
-    finally:
-        await app.stop()
+    await serve(UpstreamApp(settings, clock, registry), Lifecycle())
