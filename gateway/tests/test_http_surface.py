@@ -69,6 +69,7 @@ async def test_known_query_parameters_and_probes_pass(fleet: GatewayFleet) -> No
         ("PUT", "/v1/batches", "GET, HEAD, POST"),
         ("PATCH", "/v1/files/file-1", "DELETE, GET, HEAD"),
         ("POST", "/v1/models", "GET, HEAD"),
+        ("PUT", "/v1/responses/resp_1", "DELETE, GET, HEAD"),
         ("OPTIONS", "/v1/embeddings", "POST"),
     ],
 )

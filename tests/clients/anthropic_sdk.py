@@ -41,10 +41,16 @@ called = client.messages.create(
 use = next(block for block in called.content if block.type == "tool_use")
 assert use.input["city"] in ("Paris", "Rome")
 
+listed = [model.id for model in client.models.list(limit=1)]
+assert MODEL in listed, listed
+assert client.models.retrieve(MODEL).display_name == MODEL
+beta = client.beta.messages.create(model=MODEL, messages=HELLO, max_tokens=4)
+assert beta.content[0].type == "text"
+
 try:
     client.messages.create(model="nobody", messages=HELLO, max_tokens=8)
 except anthropic.NotFoundError as error:
     assert error.body["error"]["type"] == "not_found_error", error.body
-    print("5 checks")
+    print("7 checks")
 else:
     raise AssertionError("an unknown model was taken")

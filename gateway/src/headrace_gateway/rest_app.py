@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
@@ -108,8 +109,11 @@ def _allowed(request: Request, routers: Sequence[APIRouter], posts: Collection[s
     methods = {"POST"} if request.url.path in posts else set()
     for router in routers:
         for route in router.routes:
+            # Routes that are there to say "not found" are none.
+            if not isinstance(route, APIRoute) or not route.include_in_schema:
+                continue
             if route.matches(request.scope)[0] is not Match.NONE:
-                methods |= getattr(route, "methods", None) or set()
+                methods |= route.methods or set()
     return methods | ({"HEAD"} if "GET" in methods else set())
 
 

@@ -6,11 +6,17 @@ import json
 
 import pytest
 
-from headrace_common.errors import InvalidRequest, ModelNotFound, Unavailable, Unimplemented
+from headrace_common.errors import (
+    ContextTooLong,
+    InvalidRequest,
+    ModelNotFound,
+    Unavailable,
+    Unimplemented,
+)
 from headrace_contracts.types.v1.types_pb2 import ReplicaRef
 from headrace_contracts.worker.v1 import worker_pb2 as pb
 from headrace_worker.upstream.answer_reader import AnswerReader
-from headrace_worker.upstream.client import read_load
+from headrace_worker.upstream.client import read_context, read_load, read_refusal
 from headrace_worker.upstream.request_body import body_of, check_request, path_of
 
 CHAT = pb.TextPrompt(messages_json='[{"role": "user", "content": "hi"}]', estimated_tokens=9)
@@ -134,3 +140,31 @@ def test_the_load_is_read_from_the_metrics_of_known_servers() -> None:
     load = read_load("\n".join([*lines, "vllm:num_requests_waiting{} 4"]))
     assert (load.num_running, load.num_waiting) == (3, 4)
     assert read_load("other 1\n").num_running is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"code": "context_length_exceeded", "message": "x"},
+        {"code": 400, "message": "This model's maximum context length is 2048 tokens."},
+        # llama.cpp's.
+        {
+            "code": 400,
+            "message": "request (3031 tokens) exceeds the available context size (2048 tokens)",
+            "type": "exceed_context_size_error",
+        },
+    ],
+)
+def test_a_prompt_that_is_too_long_is_told_as_such(said: dict[str, object]) -> None:
+    """Whatever the server's words, the client gets the code that SDKs look for."""
+    error = read_refusal(400, json.dumps({"error": said}).encode(), None)
+    assert type(error) is ContextTooLong
+    assert type(read_refusal(400, b'{"error": {"message": "no"}}', None)) is InvalidRequest
+
+
+def test_the_context_is_read_where_servers_tell_it() -> None:
+    """vLLM, Headrace, llama.cpp (of one slot), or nowhere."""
+    assert read_context({"id": "m", "max_model_len": 4096}) == 4096
+    assert read_context({"id": "m", "context_window": 8192, "meta": None}) == 8192
+    assert read_context({"id": "m", "meta": {"n_ctx": 2048, "n_ctx_train": 8192}}) == 2048
+    assert read_context({"id": "m"}) == 0

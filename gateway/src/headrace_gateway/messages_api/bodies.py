@@ -42,8 +42,10 @@ class SearchResultBlock(Struct, tag_field="type", tag="search_result"):
     """A search result; refused."""
 
 
-class DirectCaller(Struct, tag_field="type", tag="direct", forbid_unknown_fields=True):
+class DirectCaller(Struct, forbid_unknown_fields=True):
     """The model itself called a tool."""
+
+    type: Literal["direct"]
 
 
 class ToolUseBlock(Struct, tag_field="type", tag="tool_use", forbid_unknown_fields=True):
@@ -160,9 +162,10 @@ class ThinkingAdaptive(Struct, tag_field="type", tag="adaptive", forbid_unknown_
     display: Literal["summarized", "omitted"] | None = None
 
 
-class SchemaFormat(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+class SchemaFormat(Struct, forbid_unknown_fields=True):
     """JSON that obeys a schema. Any: the schema."""
 
+    type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
@@ -176,11 +179,10 @@ class OutputConfig(Struct, forbid_unknown_fields=True):
     task_budget: Any = None
 
 
-class ClearThinking(
-    Struct, tag_field="type", tag="clear_thinking_20251015", forbid_unknown_fields=True
-):
+class ClearThinking(Struct, forbid_unknown_fields=True):
     """Leave earlier reasoning out: always done. Any: how much of it to keep."""
 
+    type: Literal["clear_thinking_20251015"]
     keep: Any = None
 
 

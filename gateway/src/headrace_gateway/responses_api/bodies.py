@@ -61,8 +61,10 @@ class MessageItem(Struct, tag_field="type", tag="message", forbid_unknown_fields
     phase: Literal["commentary", "final_answer"] | None = None
 
 
-class DirectCaller(Struct, tag_field="type", tag="direct", forbid_unknown_fields=True):
+class DirectCaller(Struct, forbid_unknown_fields=True):
     """The model itself called."""
+
+    type: Literal["direct"]
 
 
 class FunctionCallItem(Struct, tag_field="type", tag="function_call", forbid_unknown_fields=True):

@@ -28,6 +28,8 @@ Json = dict[str, Any]  # Any: JSON values
 _MAX_LINE_BYTES = 8 << 20
 _MAX_ERROR_BYTES = 64 << 10
 _PROBE_TIMEOUT_S = 5.0
+# How OpenAI, vLLM and SGLang, and llama.cpp say that a prompt is too long.
+_CONTEXT_WORDS = ("context length", "context size", "maximum context")
 # What servers call the same two numbers.
 _RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing")
 _WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred")
@@ -111,9 +113,8 @@ class UpstreamClient:
             answer.raise_for_status()
             for model in answer.json()["data"]:
                 if model["id"] == name:
-                    context = model.get("max_model_len") or model.get("context_window") or 0
                     self.trouble = ""
-                    return UpstreamModel(int(context), int(model.get("created") or 0))
+                    return UpstreamModel(read_context(model), int(model.get("created") or 0))
             self.trouble = f"there, without the model {name!r}"
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             self.trouble = f"away: {error!r}"
@@ -184,20 +185,29 @@ def _json_object(text: bytes) -> Json:
     return chunk
 
 
+def read_context(model: dict[str, Any]) -> int:
+    """Return a model's context in tokens, as vLLM, Headrace or llama.cpp tell it; 0 = not told."""
+    meta = model.get("meta")
+    of_a_slot = meta.get("n_ctx") if isinstance(meta, dict) else 0
+    return int(model.get("max_model_len") or model.get("context_window") or of_a_slot or 0)
+
+
 def _no_known_form() -> Unavailable:
     return Unavailable("The engine behind this model answers in no known form.")
 
 
 async def _refusal(response: httpx.Response) -> HeadraceError:
-    """Translate the server's refusal; of its text only that of wrong requests goes further."""
     body = b""
     async for piece in response.aiter_bytes():
         body += piece
         if len(body) > _MAX_ERROR_BYTES:
             break
+    return read_refusal(response.status_code, body, _seconds(response.headers.get("retry-after")))
+
+
+def read_refusal(status: int, body: bytes, retry_after_s: float | None) -> HeadraceError:
+    """Translate the server's refusal; of its text only that of wrong requests goes further."""
     message, param, code = _told(body)
-    status = response.status_code
-    retry_after_s = _seconds(response.headers.get("retry-after"))
     if status in (429, 529):
         return QueueFull(
             "The engine behind this model is full.", retry_after_s=retry_after_s or 1.0
@@ -210,7 +220,8 @@ async def _refusal(response: httpx.Response) -> HeadraceError:
     if status >= 500:
         return Unavailable("The engine behind this model failed.", retry_after_s=1.0)
     if status in (400, 413, 422):
-        if code == "context_length_exceeded" or "context length" in message.lower():
+        is_of_context = any(words in message.lower() for words in _CONTEXT_WORDS)
+        if code == "context_length_exceeded" or is_of_context:
             return ContextTooLong(message, param=param)
         return InvalidRequest(message, param=param)
     _log.error("the upstream answers with status %d", status)
