@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import codecs
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,62 @@ DISGUISES: dict[str, Callable[[str], str]] = {
     "percent signs": lambda text: "".join(f"%{byte:02X}" for byte in text.encode()),
     "ROT13": lambda text: codecs.encode(text, "rot13"),
     "hex of base64": lambda text: base64.b64encode(text.encode()).hex(),
+}
+# Looked for in what goes in only: in a growing answer these have no beginning that is bounded.
+INPUT_DISGUISES: dict[str, Callable[[str], str]] = {
+    "escapes of JSON": lambda text: "".join(f"\\u{ord(one):04x}" for one in text),
+    "JSON in JSON in JSON": lambda text: json.dumps(
+        {"a": json.dumps({"b": "".join(f"\\u{ord(one):04x}" for one in text)})}
+    ),
+    "one escaped letter": lambda text: text.replace("za", "z\\u0061"),
+    "one entity": lambda text: text.replace("za", "z&#97;"),
+    "entities": lambda text: "".join(f"&#x{ord(one):x};" for one in text),
+    "octal": lambda text: "".join(f"\\{ord(one):03o}" for one in text),
+    "quoted printable": lambda text: "".join(f"={ord(one):02X}" for one in text),
+    "percent u": lambda text: "".join(f"%u{ord(one):04x}" for one in text),
+    "two percent signs": lambda text: text.replace("zan", "%7Aan").replace("bar", "%62ar"),
+    "base64 in wide letters": lambda text: "".join(
+        chr(ord(one) + 0xFEE0) for one in base64.b64encode(text.encode()).decode()
+    ),
+    "base64 with zero width": lambda text: "\u200b".join(base64.b64encode(text.encode()).decode()),
+    "base64 in fours": lambda text: " ".join(
+        re.findall(".{1,4}", base64.b64encode(text.encode()).decode())
+    ),
+    "base64 with dashes": lambda text: "-".join(
+        re.findall(".{1,8}", base64.b64encode(text.encode()).decode())
+    ),
+    "base64 letter by letter": lambda text: " ".join(base64.b64encode(text.encode()).decode()),
+    "base64 of several strings": lambda text: '" + "'.join(
+        re.findall(".{1,10}", base64.b64encode(text.encode()).decode())
+    ),
+    "base64 backwards": lambda text: base64.b64encode(text.encode()).decode()[::-1],
+    "base64 of ROT13": lambda text: base64.b64encode(
+        codecs.encode(text, "rot13").encode()
+    ).decode(),
+    "base64 of backwards": lambda text: base64.b64encode(text[::-1].encode()).decode(),
+    "base64 in a picture": lambda text: (
+        f"![x](data:text/plain;base64,{base64.b64encode(text.encode()).decode()})"
+    ),
+    "hex with commas": lambda text: ", ".join(f"0x{ord(one):02x}" for one in text),
+    "hex over lines": lambda text: "\n".join(f"{ord(one):02x}" for one in text),
+    "hex with zero width": lambda text: "\u200b".join(text.encode().hex()),
+    "backwards": lambda text: text[::-1],
+    "word turned in part": lambda text: text.replace(WORD, "zan\u202erabiz\u202c"),
+    "variation selectors": lambda text: (
+        "\U0001f600" + "".join(chr(0xE0100 + ord(one) - 16) for one in text)
+    ),
+    "letters in black squares": lambda text: "".join(
+        chr(0x1F170 + ord(one) - 97) if one.isalpha() else one for one in text
+    ),
+    "regional indicators": lambda text: "".join(
+        chr(0x1F1E6 + ord(one) - 97) if one.isalpha() else one for one in text
+    ),
+    "small capitals": lambda text: text.replace("a", "\u1d00").replace("b", "\u0299"),
+    "bold inside": lambda text: text.replace(WORD, "zan**zi**bar"),
+    "tags inside": lambda text: text.replace(WORD, "zan<b>zi</b>bar"),
+    "comment inside": lambda text: text.replace(WORD, "zan<!-- x -->zibar"),
+    "two strings": lambda text: text.replace(WORD, '"zan" + "zibar"'),
+    "colour of a terminal": lambda text: text.replace(WORD, "zan\x1b[0mzibar"),
 }
 _FUNCTION = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}
 _CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
@@ -233,7 +290,7 @@ async def test_no_place_is_overlooked(fleet: GatewayFleet) -> None:
 async def test_no_disguise_passes(fleet: GatewayFleet) -> None:
     """In what a user says and in what a tool returns."""
     async with fleet.http() as client:
-        for name, disguise in DISGUISES.items():
+        for name, disguise in {**DISGUISES, **INPUT_DISGUISES}.items():
             for place in ("chat user", "chat tool result"):
                 path, body = PLACES[place](f"Note: {disguise(_SAID)} Thanks.")
                 answer = await client.post(path, json=body)
@@ -291,6 +348,25 @@ async def test_every_choice_is_judged(fleet: GatewayFleet) -> None:
         choices = (await client.post(path, json=body)).json()["choices"]
     assert [one["finish_reason"] for one in choices] == ["stop", "content_filter", "stop"]
     assert choices[1]["message"]["content"] in ("", None)
+
+
+async def test_every_choice_of_a_stream_is_judged(fleet: GatewayFleet) -> None:
+    """Two of four choices break the rule, each in its way, cut at every letter: only they end."""
+    said = {1: f"to {WORD} now", 3: " ".join(WORD)}
+    fleet.worker.script = lambda _p, _s, idx: said.get(idx, "a duck swims").encode()
+    async with fleet.http() as client:
+        path, body = _chat(_ASKED, n=4, stream=True)
+        answer = await client.post(path, json=body)
+    spoken = dict.fromkeys(range(4), "")
+    ends: dict[int, str] = {}
+    for line in answer.text.split("\n"):
+        for choice in json.loads(line[6:])["choices"] if line.startswith("data: {") else ():
+            spoken[choice["index"]] += choice["delta"].get("content") or ""
+            if choice["finish_reason"]:
+                ends[choice["index"]] = choice["finish_reason"]
+    assert ends == {0: "stop", 1: "content_filter", 2: "stop", 3: "content_filter"}
+    assert spoken[0] == spoken[2] == "a duck swims"
+    assert "z" not in spoken[1] + spoken[3]
 
 
 def _spoken(stream: str) -> str:

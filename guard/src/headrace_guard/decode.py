@@ -1,4 +1,4 @@
-"""Encoded text inside a text: base64, hex, percent signs, ROT13, text turned round by bidi signs.
+"""Encoded text inside a text: base64, hex, percent signs, ROT13, text turned round, escapes.
 
 What decodes to readable text is a text of its own, to be judged on its own: beside its wrapper a
 short payload would be diluted. Bounded in depth, in number and in size; what lies beyond a bound is
@@ -18,6 +18,8 @@ from urllib.parse import unquote_to_bytes
 import re2
 
 from headrace_guard.classifiers.base import Match
+from headrace_guard.normalise import Mode, view_of
+from headrace_guard.pieced import escaped, marked, parted_base64, selected
 
 MAX_DEPTH = 2
 MAX_CHARS = 16_384
@@ -26,11 +28,15 @@ _MIN_TEXT = 4
 # In linear time over one byte per character, so that positions are the same. An encoded text has
 # at least eight characters; shorter runs decode to text by chance.
 _BASE64 = re2.compile(rb"[A-Za-z0-9+/_-]{8,}(?:[\r\n]{1,2}[A-Za-z0-9+/_-]{8,})*={0,2}")
-_HEX = re2.compile(rb"(?:0x|\\x)?[0-9A-Fa-f]{2}(?:[ :,]?(?:0x|\\x)?[0-9A-Fa-f]{2}){5,}")
-_HEX_MARK = re.compile(rb"0x|\\x|[ :,]")
+_HEX = re2.compile(rb"(?:0x|\\x)?[0-9A-Fa-f]{2}(?:[ :,;\r\n-]{0,2}(?:0x|\\x)?[0-9A-Fa-f]{2}){5,}")
+_HEX_MARK = re.compile(rb"0x|\\x|[ :,;\r\n-]")
 _PERCENT = re2.compile(rb"[^\s%]*(?:%[0-9A-Fa-f]{2}[^\s%]*){3,}")
 _TURNED = re.compile("[\u202e\u2067]([^\u202c\u2069\n]+)")
+_PARTLY_TURNED = re.compile("(\\w*)[\u202e\u2067]([^\u202c\u2069\n]+)[\u202c\u2069](\\w*)")
 _ROT13_WORDS = re2.compile(rb"(?i)\b(?:gur|naq|lbhe?|guvf|gung|jvgu|sbe|ner|abg|ubj|jung|nyy)\b")
+_REVERSED_WORDS = re2.compile(
+    rb"(?i)\b(?:eht|dna|uoy|ruoy|siht|taht|htiw|rof|era|ton|woh|tahw|lla|morf|evah|lliw|tub|eb)\b"
+)
 _ENGLISH_WORDS = re2.compile(rb"(?i)\b(?:the|and|your?|this|that|with|for|are|not|how|what|all)\b")
 # Share of printable characters from which bytes are taken for text.
 _MIN_READABLE_RATIO = 0.9
@@ -130,16 +136,52 @@ def _may_begin_text(digits: bytes) -> bool:
 
 def _found(text: str) -> Iterator[tuple[int, int, str, str]]:
     data = text.encode("ascii", "replace")
-    for kind, pattern, decode in _KINDS:
-        for start, end in _places(pattern.finditer(data), data):
-            shown = decode(data[start:end])
-            if shown is not None:
-                yield start, end, kind, shown
+    yield from _runs(text, data)
     if "\u202e" in text or "\u2067" in text:
         for turned in _TURNED.finditer(text):
             yield turned.start(), turned.end(), "bidi", turned.group(1)[::-1]
-    if _looks_turned_by_13(data[:MAX_CHARS]):
+        for word in _PARTLY_TURNED.finditer(text):
+            shown = word.group(1) + word.group(2)[::-1] + word.group(3)
+            yield word.start(), word.end(), "bidi", shown
+    if _looks_turned(data[:MAX_CHARS], _ROT13_WORDS):
         yield 0, len(text), "rot13", codecs.encode(text, "rot13")
+    if _looks_turned(data[:MAX_CHARS], _REVERSED_WORDS):
+        yield 0, len(text), "reversed", text[::-1]
+    if not text.isascii():
+        yield from _found_beneath(text)
+
+
+def _runs(text: str, data: bytes) -> Iterator[tuple[int, int, str, str]]:
+    for start, end in _places(_BASE64.finditer(data), data):
+        shown = _from_base64(data[start:end])
+        if shown is not None:
+            yield start, end, "base64", shown
+    for start, end, shown in _hex(data):
+        yield start, end, "hex", shown
+    for run in _PERCENT.finditer(data):
+        shown = _readable(unquote_to_bytes(run.group()))
+        if shown is not None:
+            yield run.start(), run.end(), "percent", shown
+    for kind, pieces in (
+        ("escapes", escaped(text, data)),
+        ("markup", marked(text, data)),
+        ("base64", parted_base64(data)),
+    ):
+        for start, end, shown in pieces:
+            yield start, end, kind, shown
+
+
+def _found_beneath(text: str) -> Iterator[tuple[int, int, str, str]]:
+    """Yield what is encoded in letters of another form, or with characters that do not show."""
+    for start, end, said in selected(text):
+        shown = _readable(said)
+        if shown is not None:
+            yield start, end, "selectors", shown
+    view = view_of(text, Mode.DECODED, is_folded=False)
+    if view.text != text:
+        for start, end, kind, shown in _runs(view.text, view.text.encode("ascii", "replace")):
+            if shown not in text:
+                yield *view.span(start, end), kind, shown
 
 
 def _places(runs: Iterator[Any], data: bytes) -> Iterator[tuple[int, int]]:  # Any: no types
@@ -156,9 +198,9 @@ def _places(runs: Iterator[Any], data: bytes) -> Iterator[tuple[int, int]]:  # A
         yield start, end
 
 
-def _looks_turned_by_13(data: bytes) -> bool:
-    first = _ROT13_WORDS.search(data)
-    if first is None or _ROT13_WORDS.search(data, first.end()) is None:
+def _looks_turned(data: bytes, words: Any) -> bool:  # Any: no types
+    first = words.search(data)
+    if first is None or words.search(data, first.end()) is None:
         return False
     return _ENGLISH_WORDS.search(data) is None
 
@@ -168,9 +210,14 @@ def _from_base64(run: bytes) -> str | None:
     for skipped in range(_BASE64_PHASES):
         # A letter put before the run moves all that follows; then only what is surely text counts.
         text = _from_digits(digits[skipped:])
-        if text is not None and (not skipped or (text.isascii() and len(text) >= _SURE_BYTES)):
+        if text is not None and (not skipped or _is_sure(text)):
             return text
-    return None
+    text = _from_digits(digits[::-1])
+    return text if text is not None and _is_sure(text) else None
+
+
+def _is_sure(text: str) -> bool:
+    return text.isascii() and len(text) >= _SURE_BYTES
 
 
 def _from_digits(digits: bytes) -> str | None:
@@ -181,6 +228,19 @@ def _from_digits(digits: bytes) -> str | None:
         return None
 
 
+def _hex(data: bytes) -> Iterator[tuple[int, int, str]]:
+    for run in _HEX.finditer(data):
+        shown = _from_hex(run.group())
+        if shown is not None:
+            yield run.start(), run.end(), shown
+            continue
+        # Lines that say nothing together may do so alone.
+        for line in _LINE.finditer(run.group()) if b"\n" in run.group() else ():
+            shown = _from_hex(line.group())
+            if shown is not None:
+                yield run.start() + line.start(), run.start() + line.end(), shown
+
+
 def _from_hex(run: bytes) -> str | None:
     digits = _HEX_MARK.sub(b"", run).decode("ascii")
     text = _readable(bytes.fromhex(digits[: len(digits) // 2 * 2]))
@@ -188,19 +248,10 @@ def _from_hex(run: bytes) -> str | None:
         return text
     moved = digits[1:]
     text = _readable(bytes.fromhex(moved[: len(moved) // 2 * 2]))
-    return text if text is not None and text.isascii() and len(text) >= _SURE_BYTES else None
-
-
-def _from_percent(run: bytes) -> str | None:
-    return _readable(unquote_to_bytes(run))
+    return text if text is not None and _is_sure(text) else None
 
 
 _BASE64_DIGITS = bytes.maketrans(b"-_", b"+/")
-_KINDS = (
-    ("base64", _BASE64, _from_base64),
-    ("hex", _HEX, _from_hex),
-    ("percent", _PERCENT, _from_percent),
-)
 
 
 def _readable(data: bytes) -> str | None:
