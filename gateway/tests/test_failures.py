@@ -55,6 +55,10 @@ def degraded(fleet: GatewayFleet, service: str) -> float:
     return value or 0.0
 
 
+def is_limiter_away(fleet: GatewayFleet) -> float | None:
+    return fleet.gateway.registry.get_sample_value("headrace_gateway_limiter_away")
+
+
 class TestLostWorkers:
     """Streams that survive."""
 
@@ -483,15 +487,23 @@ class TestRateLimit:
         assert (await ask(fleet, key)).status_code == 200
 
     async def test_limiter_down(self, fleet: GatewayFleet) -> None:
-        """Postpaid requests pass and are counted; prepaid money is refused."""
-        prepaid, _ = fleet.new_key(prepaid=True)
+        """The gateway's share decides, prepaid money is refused; back, the limiter knows of all."""
+        prepaid, _ = fleet.new_key(prepaid=True, limits=Limits(total_budget_nano_usd=10**9))
+        limited, key = fleet.new_key(limits=Limits(requests_per_minute=3))
         await fleet.limiter_server.kill()
-        served = await ask(fleet)
+        answers = [await ask(fleet, limited) for _ in range(5)]
+        assert [it.status_code for it in answers] == [200] * 3 + [429] * 2
+        assert int(answers[-1].headers["retry-after"]) <= 20
         refused = await ask(fleet, prepaid)
-        assert served.status_code == 200
-        assert refused.status_code == 503
-        assert degraded(fleet, "ratelimit") >= 1
-        assert len(fleet.usage.closed_events()) == 1
+        assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+        assert degraded(fleet, "ratelimit") == 3
+        assert is_limiter_away(fleet) == 1
+        assert len(fleet.usage.closed_events()) == 3
+        await fleet.limiter_server.start()
+        await eventually(lambda: is_limiter_away(fleet) == 0)
+        assert {it.tenant_id for it in fleet.limiter.settles} == {key.tenant_id}
+        assert fleet.limiter.live_leases() == []
+        assert (await ask(fleet, prepaid)).status_code == 200
 
     async def test_slots_come_back_however_a_request_ends(self, fleet: GatewayFleet) -> None:
         """Broken body, unknown model, blocked input, lost worker: no lease stays open."""

@@ -1,7 +1,6 @@
 """Admission: reserve before the work, settle after it, keep the lease alive between.
 
-When the rate limiter cannot be asked, prepaid money is refused and everybody else is let pass and
-counted: limits protect the fleet, an outage of the limiter must not be an outage of the fleet.
+What happens while the rate limiter cannot be asked is not seen here: see `limiter_outage`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ _log = logging.getLogger(__name__)
 
 # Life of a lease without renewal: so long a dead gateway holds its slots.
 LEASE_MS = 30_000
-_SETTLE_TRIES = 5
 _MAX_LEASES_PER_CALL = 1000
 _BUDGETS = (
     pb.DIMENSION_DAY_BUDGET,
@@ -90,7 +88,7 @@ class Lease:
         self.states = tuple(states)
 
     async def settle(self, actual: pb.Amounts) -> None:
-        """Give back what was not used. Never raises; an unreachable limiter is tried again."""
+        """Give back what was not used. Never raises."""
         await self._admission.settle(self, actual)
 
 
@@ -129,11 +127,6 @@ class Admission:
             # The charge may have been made already; nobody waits for its return.
             self._release_later(request)
             raise
-        except HeadraceError as error:
-            if principal.prepaid:
-                # It may have been charged all the same; nobody will run it.
-                self._release_later(request)
-            answer = self._without_limiter(principal, error)
         fill_states(request, answer)
         if answer.outcome != pb.AdmitResponse.OUTCOME_ADMITTED:
             raise denial(answer)
@@ -207,11 +200,6 @@ class Admission:
             # It was settled meanwhile, maybe before it was restored.
             self._release_later(request)
 
-    def _without_limiter(self, principal: Principal, error: HeadraceError) -> pb.AdmitResponse:
-        if principal.prepaid:
-            raise Unavailable("The balance cannot be checked now.", retry_after_s=1.0) from error
-        return pb.AdmitResponse(outcome=pb.AdmitResponse.OUTCOME_ADMITTED, degraded=True)
-
     def _release_later(self, request: pb.AdmitRequest) -> None:
         settle = pb.SettleRequest(lease_id=request.lease_id, tenant_id=request.tenant_id)
         task = asyncio.create_task(self._settle(settle))
@@ -225,19 +213,11 @@ class Admission:
         await cancel_and_wait(*self._releases)
 
     async def _settle(self, request: pb.SettleRequest) -> None:
-        delay_s = 0.1
-        for _ in range(_SETTLE_TRIES):
-            try:
-                await self._limiter.settle(request)
-            except HeadraceError as error:
-                _log.info("settling %s: %s", request.lease_id, error)
-                await asyncio.sleep(delay_s)
-                delay_s *= 2
-            else:
-                return
-        # The lease expires by itself; its reservation then stands as charged.
-        self._metrics.degraded.labels("ratelimit").inc()
-        _log.warning("lease %s could not be settled", request.lease_id)
+        try:
+            await self._limiter.settle(request)
+        except HeadraceError as error:
+            # The lease expires by itself; its reservation then stands as charged.
+            _log.warning("lease %s could not be settled: %s", request.lease_id, error)
 
 
 def scopes_of(principal: Principal, model: str) -> list[pb.Scope]:

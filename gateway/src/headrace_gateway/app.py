@@ -9,6 +9,7 @@ import random
 from headrace_common.clock import Clock, SystemClock
 from headrace_common.ids import ulid
 from headrace_common.lifecycle import Lifecycle, cancel_and_wait, supervise
+from headrace_common.limits.local_share import LocalShare
 from headrace_common.metrics import ObservabilityServer, new_registry
 from headrace_common.settings import split_address
 from headrace_gateway.admission import Admission
@@ -34,6 +35,7 @@ from headrace_gateway.http_server import HttpServer
 from headrace_gateway.idempotency import Idempotency
 from headrace_gateway.input_guard import InputGuard
 from headrace_gateway.intake import Intake, TtftGoals
+from headrace_gateway.limiter_outage import OutageProofLimiter
 from headrace_gateway.messages_api.count_tokens import CountDialect, TokenCount
 from headrace_gateway.messages_api.dialect import MessagesDialect
 from headrace_gateway.metrics import GatewayMetrics
@@ -101,13 +103,15 @@ class Gateway:
         self._workers = WorkerSessions()
         self._guard = GuardClient(settings.guard_address, settings.guard_timeout_s)
         self._limiter = RateLimitClient(settings.ratelimit_address, settings.admit_timeout_s)
+        share = LocalShare(settings.num_replicas, settings.overdraft_ratio, clock)
+        self._limits = OutageProofLimiter(self._limiter, share, self.metrics)
         self._billing = BillingClient(settings.billing_address)
         self.directory = ModelDirectory(self._router, self._workers)
         self.routes = RouteWatch(settings.model_routes_file, self.metrics)
         self._names = ModelNames(self.directory, self.routes)
         self._prices = PriceWatch(self._billing, PriceBook(clock))
         self._auth = KeyAuth(self._billing, clock, self.metrics, self._prices.on_change)
-        self._admission = Admission(self._limiter, self.metrics)
+        self._admission = Admission(self._limits, self.metrics)
         self._intake = Intake(settings.default_max_tokens)
         self._usage_log: UsageLog = usage_log or OutboxUsageLog.build(
             settings.outbox_dir,
@@ -303,6 +307,7 @@ class Gateway:
         await self._usage_log.close()
         await self._state.close()
         await self._admission.close()
+        await self._limits.close()
         await self.directory.close()
         self._intake.close()
         for client in (self._workers, self._router, self._guard, self._limiter, self._billing):

@@ -45,6 +45,24 @@ class GatewayMetrics:
             registry=registry,
         )
         self._make_counters(registry)
+        self._make_outage_metrics(registry)
+
+    def _make_outage_metrics(self, registry: CollectorRegistry) -> None:
+        self.limiter_away = Gauge(
+            "headrace_gateway_limiter_away",
+            "1 while the rate limiter does not answer and this gateway's own share decides.",
+            registry=registry,
+        )
+        self.owed_settlements = Gauge(
+            "headrace_gateway_owed_settlements",
+            "Settlements in memory that wait for the rate limiter.",
+            registry=registry,
+        )
+        self.dropped_settlements = Counter(
+            "headrace_gateway_dropped_settlements",
+            "Settlements given up because too many waited; the ledger still has them.",
+            registry=registry,
+        )
 
     def _make_counters(self, registry: CollectorRegistry) -> None:
         self.tokens = LoopCounter(

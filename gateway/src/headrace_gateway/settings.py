@@ -156,6 +156,19 @@ class GatewaySettings(RpcServiceSettings):
     admit_timeout_s: float = Field(
         0.5, gt=0, le=10, description="Longest wait for an admission. Seconds."
     )
+    num_replicas: int = Field(
+        1,
+        ge=1,
+        le=1000,
+        description="Gateways that share the load: without the rate limiter each grants its share.",
+    )
+    overdraft_ratio: float = Field(
+        0.05,
+        ge=0,
+        le=1,
+        description="Share of a budget that postpaid keys may spend while the rate limiter is "
+        "away, through all gateways together.",
+    )
 
     model_routes_file: Path | None = Field(
         None,

@@ -20,9 +20,9 @@ import psutil
 import redis.asyncio
 import uvloop
 
+from headrace_common.limits.plans import Plans
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 from headrace_gateway.clients.ratelimit import RateLimitClient
-from headrace_ratelimit.plans import Plans
 from headrace_ratelimit.store import admit_op, call_args, library
 from headrace_testing.servers import LocalServer, valkey
 from headrace_testing.waiting import eventually, free_port

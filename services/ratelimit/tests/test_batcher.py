@@ -15,10 +15,10 @@ from prometheus_client import CollectorRegistry
 
 from headrace_common.clock import SystemClock
 from headrace_common.errors import Internal
+from headrace_common.limits.limiter import Amounts, Charge, Kind, Measure
+from headrace_common.limits.plans import ChargeSet, Place, Plan
 from headrace_ratelimit.batcher import MAX_BATCH, Batcher, StoreDownError
-from headrace_ratelimit.limiter import Amounts, Charge, Kind, Measure
 from headrace_ratelimit.metrics import RateLimitMetrics
-from headrace_ratelimit.plans import ChargeSet, Place, Plan
 from headrace_ratelimit.store import Op, admit_op, renew_op, settle_op
 from headrace_testing.servers import LocalServer
 from headrace_testing.waiting import eventually, free_port

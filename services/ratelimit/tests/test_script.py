@@ -19,9 +19,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from headrace_ratelimit.limiter import POLL_US, Amounts, Charge, Kind, Measure, Mode, Outcome
-from headrace_ratelimit.memory_limiter import Hold, MemoryLimiter
-from headrace_ratelimit.plans import ChargeSet, Place, Plan, answer_of
+from headrace_common.limits.limiter import POLL_US, Amounts, Charge, Kind, Measure, Mode, Outcome
+from headrace_common.limits.memory_limiter import Hold, MemoryLimiter
+from headrace_common.limits.plans import ChargeSet, Place, Plan, answer_of
 from headrace_ratelimit.store import (
     Op,
     admit_op,

@@ -1,6 +1,6 @@
 """Admission in memory, for tests of callers: the whole contract, a clock and switches.
 
-The decisions are the limiter's own arithmetic (`headrace_ratelimit.limiter`), without Redis,
+The decisions are the limiter's own arithmetic (`headrace_common.limits.limiter`), without Redis,
 pipelines or breakers. The same conformance suite runs against it and against the real service
 (tests/contract/test_ratelimit_conformance.py).
 
@@ -19,20 +19,20 @@ from collections.abc import AsyncIterator, Callable
 
 from headrace_common.clock import Clock, SystemClock, unix_us
 from headrace_common.errors import HeadraceError
-from headrace_common.proto_wire import Encoded
-from headrace_common.rpc import Call
-from headrace_common.rpc_server import RpcServer
-from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
-from headrace_ratelimit.exchange import exchange
-from headrace_ratelimit.limiter import Mode
-from headrace_ratelimit.memory_limiter import MemoryLimiter
-from headrace_ratelimit.plans import (
+from headrace_common.limits.limiter import Mode
+from headrace_common.limits.memory_limiter import MemoryLimiter
+from headrace_common.limits.plans import (
     Plans,
     amounts_of,
     answer_of,
     check_id,
     check_lease_ms,
 )
+from headrace_common.proto_wire import Encoded
+from headrace_common.rpc import Call
+from headrace_common.rpc_server import RpcServer
+from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
+from headrace_ratelimit.exchange import exchange
 
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["RateLimit"]
 

@@ -216,6 +216,7 @@ class _Planner:
                     **stores,
                     "KAFKA_BOOTSTRAP": self._bootstrap,
                     "MODEL_ROUTES_FILE": str(routes),
+                    "NUM_REPLICAS": str(len(self._gateways)),
                 }
             case "router":
                 both = (*self._workers, *self._upstreams.values())

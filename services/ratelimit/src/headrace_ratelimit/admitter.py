@@ -16,12 +16,12 @@ from prometheus_client import Counter
 
 from headrace_common.errors import HeadraceError
 from headrace_common.lifecycle import cancel_and_wait
+from headrace_common.limits.limiter import Mode, Outcome
+from headrace_common.limits.local_share import LocalShare
+from headrace_common.limits.plans import Plan, Plans, amounts_of, check_id, check_lease_ms
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 from headrace_ratelimit.batcher import Batcher, StoreDownError
-from headrace_ratelimit.degraded import LocalShare
-from headrace_ratelimit.limiter import Mode, Outcome
 from headrace_ratelimit.metrics import RateLimitMetrics
-from headrace_ratelimit.plans import Plan, Plans, amounts_of, check_id, check_lease_ms
 from headrace_ratelimit.rebuild import Rebuilder
 from headrace_ratelimit.store import (
     Reply,

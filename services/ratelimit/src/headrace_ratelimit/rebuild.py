@@ -21,12 +21,12 @@ from typing import Protocol
 from headrace_common.clock import Clock, unix_us
 from headrace_common.errors import HeadraceError
 from headrace_common.lifecycle import cancel_and_wait
+from headrace_common.limits.limiter import Charge, Window, window_of
+from headrace_common.limits.memory_limiter import Hold
+from headrace_common.limits.plans import Place, Plan
 from headrace_contracts.billing.v1 import billing_pb2
 from headrace_ratelimit.batcher import Batcher
-from headrace_ratelimit.limiter import Charge, Window, window_of
-from headrace_ratelimit.memory_limiter import Hold
 from headrace_ratelimit.metrics import RateLimitMetrics
-from headrace_ratelimit.plans import Place, Plan
 from headrace_ratelimit.store import seed_op
 
 # Life of a hold that came from the ledger: its gateway renews it well before, if it still runs.

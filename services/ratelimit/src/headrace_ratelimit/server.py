@@ -12,6 +12,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from headrace_common.clock import Clock, SystemClock
 from headrace_common.errors import HeadraceError
 from headrace_common.lifecycle import Lifecycle, cancel_and_wait, serve, supervise
+from headrace_common.limits.local_share import LocalShare
 from headrace_common.metrics import ObservabilityServer, RpcMetrics, new_registry
 from headrace_common.proto_wire import Encoded
 from headrace_common.rpc import Call
@@ -21,7 +22,6 @@ from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 from headrace_ratelimit.admitter import Admitter
 from headrace_ratelimit.batcher import Batcher
 from headrace_ratelimit.clients.ledger import LedgerClient
-from headrace_ratelimit.degraded import LocalShare
 from headrace_ratelimit.exchange import exchange
 from headrace_ratelimit.metrics import RateLimitMetrics
 from headrace_ratelimit.rebuild import Rebuilder

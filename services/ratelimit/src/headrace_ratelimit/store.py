@@ -32,22 +32,20 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
-from headrace_ratelimit.limiter import (
+from headrace_common.limits.limiter import (
     MINUTE_US,
     NEVER,
     Amounts,
     Charge,
     Decision,
-    Kind,
     Outcome,
     Window,
 )
-from headrace_ratelimit.memory_limiter import Hold
-from headrace_ratelimit.plans import ChargeSet, Plan, flat_charges, state_of
+from headrace_common.limits.local_share import Foreign
+from headrace_common.limits.memory_limiter import Hold
+from headrace_common.limits.plans import ChargeSet, Plan, flat_charges, state_of
+from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 
-# (kind, scope) of each budget that a lease granted without Redis is booked to.
-Foreign = list[tuple[Kind, str]]
 # What the script answers to one operation. Any: numbers, lists of numbers, ids.
 Reply = Any
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from headrace_ratelimit.limiter import (
+from headrace_common.limits.limiter import (
     MAX_COST,
     MAX_NANO_USD,
     MAX_RATE_LIMIT,

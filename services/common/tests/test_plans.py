@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from headrace_common.errors import InvalidRequest
+from headrace_common.limits.limiter import NEVER, Decision, Kind, Outcome, State
+from headrace_common.limits.plans import Plan, Plans, amounts_of, answer_of
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
-from headrace_ratelimit.limiter import NEVER, Decision, Kind, Outcome, State
-from headrace_ratelimit.plans import Plan, Plans, amounts_of, answer_of
 
 
 def plan_of(request: pb.AdmitRequest) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_ratelimit.limiter import (
+from headrace_common.limits.limiter import (
     MINUTE_US,
     NEVER,
     Amounts,
@@ -15,7 +15,7 @@ from headrace_ratelimit.limiter import (
     Mode,
     Outcome,
 )
-from headrace_ratelimit.memory_limiter import Hold, MemoryLimiter
+from headrace_common.limits.memory_limiter import Hold, MemoryLimiter
 
 NOW_US = 1_796_000_000_000_000
 

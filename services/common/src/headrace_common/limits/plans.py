@@ -14,8 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from headrace_common.errors import InvalidRequest
-from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
-from headrace_ratelimit.limiter import (
+from headrace_common.limits.limiter import (
     MAX_COST,
     MAX_NANO_USD,
     MAX_RATE_LIMIT,
@@ -32,6 +31,7 @@ from headrace_ratelimit.limiter import (
     rate_state,
     window_state,
 )
+from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 
 MAX_ID_CHARS = 256
 MAX_SCOPES = 8

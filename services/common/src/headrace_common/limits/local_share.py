@@ -1,8 +1,9 @@
-"""What is granted while Redis is away: this replica's share of the rates, a little money.
+"""What is granted while nobody can be asked: this replica's share of the rates, a little money.
 
-Rates, counts and slots go by the same arithmetic in memory, against limit / replicas. Money:
-prepaid keys with a budget are refused; postpaid ones may spend a fixed share of each budget per
-outage, and not more than was left of it when Redis last said so.
+Two use it: the rate limiter while Redis is away, a gateway while the rate limiter is away. Rates,
+counts and slots go by the same arithmetic in memory, against limit / replicas. Money: prepaid keys
+with a budget are refused; postpaid ones may spend a fixed share of each budget per outage, and not
+more than was left of it when the other side last said so.
 """
 
 from __future__ import annotations
@@ -12,23 +13,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from headrace_common.clock import Clock, unix_us
+from headrace_common.limits.limiter import Amounts, Charge, Kind, Mode
+from headrace_common.limits.memory_limiter import MemoryLimiter
+from headrace_common.limits.plans import Plan, answer_of
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
-from headrace_ratelimit.limiter import Amounts, Charge, Mode
-from headrace_ratelimit.memory_limiter import MemoryLimiter
-from headrace_ratelimit.plans import Plan, answer_of
-from headrace_ratelimit.store import Foreign
 
-# Budgets whose rest is remembered, and leases granted without Redis that may still be settled.
+# (kind, scope) of each budget that a lease granted here is booked to.
+Foreign = list[tuple[Kind, str]]
+# Budgets whose rest is remembered, and leases granted here that may still be settled.
 _MAX_REMEMBERED = 20_000
 _MAX_LEASES = 100_000
 _PER_MILLION = 1_000_000
 
 
 class LocalShare:
-    """Decides without Redis. Belongs to one event loop; every call is short.
+    """Decides alone. Belongs to one event loop; every call is short.
 
     Args:
-        num_replicas: how many rate limiters share the limits.
+        num_replicas: how many deciders share the limits.
         overdraft_ratio: share of a budget that may be spent per outage, by all replicas together.
         clock: wall time, for windows.
     """
@@ -80,7 +82,12 @@ class LocalShare:
         return (tenant_id, lease_id) in self._leases
 
     def note(self, plan: Plan, remaining: Sequence[int]) -> None:
-        """Remember what Redis says is left of the budgets; its word ends an outage."""
+        """Remember what is left of the budgets, by who knows; that word ends an outage.
+
+        Args:
+            plan: whose.
+            remaining: of each charge of the plan, in its order.
+        """
         if self._tenants:
             self._tenants.pop(plan.tenant_id, None)
         charges = plan.charges
@@ -90,7 +97,7 @@ class LocalShare:
                 self._note_budget((plan.tenant_id, charges.names[idx]), remaining[idx], allowance)
 
     def forget(self, tenant_id: str, lease_id: str) -> None:
-        """A lease granted here is in Redis now."""
+        """A lease granted here is known on the other side now."""
         self._leases.pop((tenant_id, lease_id), None)
 
     def _allowance(self, limit: int) -> int:
@@ -98,7 +105,7 @@ class LocalShare:
 
     def _note_budget(self, key: tuple[str, str], left: int, allowance: int) -> None:
         self._left.pop(key, None)
-        # While more is left than may be spent without Redis, it does not matter how much.
+        # While more is left than may be spent alone, it does not matter how much.
         if left < allowance:
             self._left[key] = left
             if len(self._left) > _MAX_REMEMBERED:

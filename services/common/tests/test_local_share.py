@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from headrace_common.limits.limiter import Amounts, Kind
+from headrace_common.limits.local_share import LocalShare
+from headrace_common.limits.plans import Plan, Plans
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
-from headrace_ratelimit.degraded import LocalShare
-from headrace_ratelimit.limiter import Amounts, Kind
-from headrace_ratelimit.plans import Plan, Plans
 from headrace_testing.clock import FakeClock
 
 ADMITTED, DENIED = pb.AdmitResponse.OUTCOME_ADMITTED, pb.AdmitResponse.OUTCOME_DENIED

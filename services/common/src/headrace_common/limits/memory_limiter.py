@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from headrace_ratelimit.limiter import (
+from headrace_common.limits.limiter import (
     MAX_DEBT_US,
     MINUTE_US,
     NEVER,

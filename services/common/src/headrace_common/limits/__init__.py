@@ -1,0 +1,1 @@
+"""The arithmetic of limits, and what is granted when nobody can be asked. Used by two services."""
