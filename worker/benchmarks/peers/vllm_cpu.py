@@ -1,4 +1,7 @@
-"""vLLM's CPU build: its engine in this process, stepped by hand, bfloat16."""
+"""vLLM's CPU build: its engine in this process, stepped by hand, bfloat16.
+
+`FOLDER:compiled` (its default, minutes at the first start) or `FOLDER:eager`.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,15 @@ class Vllm:
         import vllm
 
         self._params = vllm.SamplingParams
+        path, _, kind = args.model.rpartition(":")
         self._engine = vllm.LLM(
-            args.model,
+            path,
             skip_tokenizer_init=True,
             dtype="bfloat16",
             max_model_len=2048,
             max_num_seqs=max(figures.BATCH_SIZES),
             enable_prefix_caching=False,
+            enforce_eager=kind == "eager",
         ).llm_engine
         self._num_requests = 0
 
