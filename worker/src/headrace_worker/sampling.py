@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from headrace_worker.kernels.draws import Draw, Drawer
+
 # Lower values are written instead of minus infinity and NaN: JSON knows neither.
 MIN_LOGPROB = -1e9
 # Below this, dividing by the temperature says nothing more than "the best".
@@ -124,22 +126,34 @@ def uniform(seed: int, choice_idx: int, position: int) -> float:
     return float(int.from_bytes(digest, "little") >> (64 - _UNIFORM_BITS)) / 2.0**_UNIFORM_BITS
 
 
+def drawn(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+    """Draw tokens from (R, V) logits; the twin of `NativeKernels.draw`."""
+    return [_draw(logits[each.row], each) for each in draws]
+
+
 @torch.inference_mode()
-def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[Sampled]:
+def sample(
+    logits: torch.Tensor, specs: Sequence[SampleSpec], drawer: Drawer = drawn
+) -> list[Sampled]:
     """Choose one token per row.
 
     Args:
         logits: (R, V) float32; not changed.
         specs: one per row; ids in them must be in range (not checked here).
+        drawer: draws where the choice is not greedy. The backends' agree but for the last bits of
+            probabilities, so on all but about one draw in a million.
 
     Returns:
         One result per row.
     """
     adjusted = _adjusted(logits, specs)
-    chosen = adjusted.argmax(dim=-1).tolist()
-    random_rows = [i for i, spec in enumerate(specs) if not spec.is_greedy]
-    for row_idx in random_rows:
-        chosen[row_idx] = _draw(adjusted[row_idx], specs[row_idx])
+    draws = [_draw_of(row_idx, spec) for row_idx, spec in enumerate(specs) if not spec.is_greedy]
+    if len(draws) == len(specs):
+        chosen = drawer(adjusted, draws)
+    else:
+        chosen = adjusted.argmax(dim=-1).tolist()
+        for draw, token_id in zip(draws, drawer(adjusted, draws) if draws else (), strict=True):
+            chosen[draw.row] = token_id
     results = [Sampled(token_id) for token_id in chosen]
     for row_idx, spec in enumerate(specs):
         if spec.num_top_logprobs is not None:
@@ -214,14 +228,19 @@ def _narrowed(allowed: torch.Tensor | None, further: torch.Tensor) -> torch.Tens
     return both if bool(both.any()) else allowed
 
 
-def _draw(row: torch.Tensor, spec: SampleSpec) -> int:
+def _draw_of(row_idx: int, spec: SampleSpec) -> Draw:
+    draw = uniform(spec.seed, spec.choice_idx, spec.position)
+    return Draw(row_idx, spec.temperature, spec.top_p, spec.min_p, spec.top_k, draw)
+
+
+def _draw(row: torch.Tensor, draw: Draw) -> int:
     # Broken logits (NaN) must spoil no more than their own row: they count as impossible.
-    probs = ((row - row.max()) / spec.temperature).softmax(dim=-1).nan_to_num_()
-    ids = _kept_ids(probs, spec)
+    probs = ((row - row.max()) / draw.temperature).softmax(dim=-1).nan_to_num_()
+    ids = _kept_ids(probs, draw)
     if ids is not None:
         probs = probs[ids]
     cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
-    target = uniform(spec.seed, spec.choice_idx, spec.position) * float(cumulative[-1])
+    target = draw.uniform * float(cumulative[-1])
     # The first place whose cumulated probability exceeds the target; a token of probability 0 adds
     # nothing and is passed over.
     place = int(torch.searchsorted(cumulative, target, right=True))
@@ -229,7 +248,7 @@ def _draw(row: torch.Tensor, spec: SampleSpec) -> int:
     return place if ids is None else int(ids[place])
 
 
-def _kept_ids(probs: torch.Tensor, spec: SampleSpec) -> torch.Tensor | None:
+def _kept_ids(probs: torch.Tensor, spec: Draw) -> torch.Tensor | None:
     """Return the ids, ascending, that truncation leaves; None = all.
 
     Of equally likely tokens at the border those with the lowest ids stay.
@@ -255,7 +274,7 @@ def _kept_ids(probs: torch.Tensor, spec: SampleSpec) -> torch.Tensor | None:
     return torch.cat((above, level[: num_kept - len(above)])).sort().values
 
 
-def _likeliest(probs: torch.Tensor, spec: SampleSpec, *, has_top_p: bool) -> torch.Tensor:
+def _likeliest(probs: torch.Tensor, spec: Draw, *, has_top_p: bool) -> torch.Tensor:
     """Return the largest probabilities, descending: as many as decide the truncation."""
     if spec.top_k:
         return probs.topk(min(spec.top_k, len(probs))).values

@@ -22,11 +22,13 @@ from headrace_worker.kernels.blocks import (
     from_float,
     from_gguf,
 )
+from headrace_worker.kernels.draws import Draw
 from headrace_worker.kernels.native import NativeKernels
 from headrace_worker.kernels.native_types import TokenPlan
 from headrace_worker.kernels.plan import Scoring
 from headrace_worker.kernels.rounding import Rounding
 from headrace_worker.model.batch import Row, build_batch
+from headrace_worker.sampling import drawn
 
 KINDS = ("F32", "Q4_0", "Q4_1", "Q5_0", "Q8_0")
 
@@ -239,6 +241,37 @@ def test_attention_equals_its_twin(
         torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", ["peaked", "flat", "ties", "masked"])
+@pytest.mark.parametrize("vocab_size", [1, 7, 1003, 8192])
+def test_draws_are_the_twins(kernels: NativeKernels, shape: str, vocab_size: int) -> None:
+    """Every mixture of truncations takes the tokens that plain torch takes."""
+    logits = randn(vocab_size, 3, vocab_size) * (0.5 if shape == "flat" else 5.0)
+    if shape == "ties":
+        logits = logits.round()
+    if shape == "masked":
+        logits[:, 1::3] = float("-inf")
+    draws = [
+        Draw(row, temperature, top_p, min_p, top_k, uniform)
+        for row, temperature in enumerate((0.2, 0.8, 2.5))
+        for top_p in (0.0, 0.05, 0.9, 1.0)
+        for min_p in (0.0, 0.1, 1.0)
+        for top_k in (0, 1, 5, 700)
+        for uniform in (0.0, 0.37, 0.9999)
+    ]
+    assert kernels.draw(logits, draws) == drawn(logits, draws)
+
+
+def test_draws_from_broken_logits_stay_in_range(kernels: NativeKernels) -> None:
+    """Rows without a number give some token; a NaN among numbers never comes."""
+    logits = torch.full((3, 40), float("nan"))
+    logits[1] = float("-inf")
+    logits[2, 5:9] = 1.0
+    draws = [Draw(row, 1.0, 0.9, 0.0, 0, u) for row in range(3) for u in (0.0, 0.5, 0.99)]
+    tokens = kernels.draw(logits, draws)
+    assert all(0 <= token < 40 for token in tokens)
+    assert tokens[6:] == [5, 7, 8]
+
+
 def test_torch_backend_has_none() -> None:
     """The backend "torch" does without compiled kernels."""
     assert dispatch.native_for("torch") is None
@@ -268,7 +301,7 @@ def broken(name: str, find: str, put: str, folder: Path) -> Path:
     ("name", "find", "put", "said"),
     [
         ("linear.c", "scale[v], offset[v])", "scale[v], scale[v])", "(kind 1, float32)"),
-        ("linear_rounded.c", "packed & 0x0f0f0f0fu", "packed & 0x07070707u", "(kind 1, int8)"),
+        ("unpack.h", "& 0x0f0f0f0fu", "& 0x07070707u", "(kind 1, int8)"),
         ("attention.c", "at < (int32_t)end", "at <= (int32_t)end", "check (attention)"),
         ("linear.c", "void run_product", "vid run_product", "could not be compiled"),
     ],

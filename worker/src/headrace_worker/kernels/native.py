@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from headrace_common.errors import Unavailable
 from headrace_worker.kernels import reference
 from headrace_worker.kernels.blocks import KIND_F32, BlockMatrix, from_float
 from headrace_worker.kernels.cores import Seat
+from headrace_worker.kernels.draws import Draw
 from headrace_worker.kernels.native_types import (
     I64,
     PTR,
+    CDraw,
     HeadShape,
     PanelMatrix,
     TokenPlan,
@@ -40,6 +42,7 @@ _RESULTS = {
     "step": I64,
     "linear": I64,
     "attention": I64,
+    "draw": I64,
     "rms_norm": None,
     "silu_mul": None,
     "gelu_mul": None,
@@ -153,6 +156,14 @@ class NativeKernels:
         structures = ctypes.byref(view), I64(rows), ctypes.byref(shape), ctypes.byref(how)
         _done(run(self.context, pointer(q), pointer(y), *structures))
         return y
+
+    def draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+        """Draw tokens; logits: (R, V). See `sampling.drawn` for what it is the twin of."""
+        ways = (CDraw * len(draws))(*((*each[1:], each.row) for each in draws))
+        tokens = (I64 * len(draws))()
+        sizes = I64(logits.shape[1]), ways, I64(len(draws))
+        _done(self.library.hr_draw(self.context, pointer(logits), *sizes, tokens))
+        return list(tokens)
 
     def _gated(
         self, operation: Any, gate_up: torch.Tensor

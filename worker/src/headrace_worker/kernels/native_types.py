@@ -82,6 +82,19 @@ class Model(ctypes.Structure):
     )
 
 
+class CDraw(ctypes.Structure):
+    """`sampling` of sample.c."""
+
+    _fields_ = (
+        ("temperature", ctypes.c_float),
+        ("top_p", ctypes.c_float),
+        ("min_p", ctypes.c_float),
+        ("top_k", ctypes.c_int32),
+        ("uniform", ctypes.c_double),
+        ("row", I64),
+    )
+
+
 class Step(ctypes.Structure):
     """`step` of step.c."""
 

@@ -14,6 +14,7 @@ import torch
 
 from headrace_common.blocks import BLOCK_SIZE_TOKENS
 from headrace_worker.kernels.dispatch import kernels_for, native_for
+from headrace_worker.kernels.draws import Drawer
 from headrace_worker.kernels.rounding import Rounding
 from headrace_worker.model import kv_memory
 from headrace_worker.model.batch import Batch, Row, build_batch
@@ -22,7 +23,7 @@ from headrace_worker.model.decoder import Decoder
 from headrace_worker.model.info import ModelInfo
 from headrace_worker.model.loader import load_model
 from headrace_worker.model.weights import ON_CPU, LoadedModel, Placement, placed
-from headrace_worker.sampling import Sampled, SampleSpec, sample
+from headrace_worker.sampling import Sampled, SampleSpec, drawn, sample
 
 __all__ = ["ModelRunner", "Row"]
 
@@ -74,6 +75,7 @@ class ModelRunner:
         on_cpu = placement == ON_CPU
         native = native_for(backend, kernel_cache_dir, num_threads) if on_cpu else None
         self._compiled = compiled_step(loaded, native, rounding) if native else None
+        self._drawer: Drawer = native.draw if native else drawn
         # Two sets of threads would fight for the cores, and torch's know nothing of other workers.
         torch.set_num_threads(1 if self._compiled else min(num_threads, torch.get_num_threads()))
         config = loaded.config
@@ -117,7 +119,7 @@ class ModelRunner:
 
     def sample(self, logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[Sampled]:
         """Draw one token per row; see `headrace_worker.sampling.sample`."""
-        return sample(logits, specs)
+        return sample(logits, specs, self._drawer)
 
     def copy_block(self, src: int, dst: int) -> None:
         """Copy one block's KV over all layers (copy-on-write)."""

@@ -89,8 +89,9 @@ void multiply_exact(const product *p, int64_t panel, int64_t num, int64_t row, i
     }
 }
 
-/* Panels of one item: enough to be worth handing out, and what `multiply_exact` likes. */
+/* Panels of one item: enough to be worth handing out, and what the tiles like. */
 static int64_t panels_of_item(const product *p) {
+    if (p->q && WIDTH == 16) return p->num_rows > FEW_ROWS ? 2 : 4;
     if (p->q) return p->num_rows < 8 ? 4 : 1;
     return p->num_rows == 1 ? 4 : p->num_rows == 2 ? 2 : 1;
 }
@@ -104,7 +105,7 @@ static void run_item(void *job, int64_t item, int64_t thread_idx) {
     const int64_t rows = p->num_rows - row < ROWS_OF_ITEM ? p->num_rows - row : ROWS_OF_ITEM;
     const int64_t num = left < step ? left : step;
     if (p->q)
-        for (int64_t i = 0; i < num; i++) multiply_rounded(p, panel + i, row, rows);
+        multiply_rounded(p, panel, num, row, rows);
     else
         multiply_exact(p, panel, num, row, rows);
 }

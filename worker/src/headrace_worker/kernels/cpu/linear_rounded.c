@@ -1,69 +1,38 @@
 /* Products of rounded rows with quantised weights: whole numbers within a group, exactly, then the two
  * scales and the offset in float32, group after group. */
+#include <stddef.h>
 #include <string.h>
 
 #include "dot.h"
 #include "linear.h"
+#include "unpack.h"
+
+#if WIDTH != 16 /* there: linear_wide.c */
 
 #define TILE_ROWS 4 /* at most */
-#define PAIRS (GROUP / 2)
 #define DEPTH_GROUPS 16 /* groups whose weights are unpacked at a time; 16 KiB of int16 */
-
-typedef int16_t hvec __attribute__((vector_size(4 * WIDTH)));
-typedef uint16_t uhvec __attribute__((vector_size(4 * WIDTH)));
 
 /* Unpacked weights of a group: PAIRS lines of int16 pairs or QUADS lines of bytes, 16 lanes each. */
 typedef int32_t line[PANEL];
 
-/* Int16 pairs of nibbles in the order of `quantise.c`: quads `quad` and `quad` + 4. */
-INLINE void pairs_of_nibbles(const q4_panel *from, int quad, int v, ivec low[2], ivec high[2]) {
-    const uhvec packed = (uhvec)loadi(from->quads[quad][v * WIDTH]);
-    low[0] = (ivec)(packed & 15);
-    high[0] = (ivec)(packed >> 4 & 15);
-    low[1] = (ivec)(packed >> 8 & 15);
-    high[1] = (ivec)(packed >> 12);
-}
-
-INLINE void pairs_of_bytes(const int8_t quads[QUADS][PANEL][4], int quad, int v, ivec both[2]) {
-    const hvec packed = (hvec)loadi(quads[quad][v * WIDTH]);
-    both[0] = (ivec)(packed << 8 >> 8);
-    both[1] = (ivec)(packed >> 8);
-}
-
-INLINE void quads_of_nibbles(const q4_panel *from, int quad, int v, ivec *low, ivec *high) {
-    const uvec packed = (uvec)loadi(from->quads[quad][v * WIDTH]);
-    *low = (ivec)(packed & 0x0f0f0f0fu);
-    *high = (ivec)(packed >> 4 & 0x0f0f0f0fu);
-}
-
-/* The quads of 8-bit weights, whatever their scales. */
-INLINE const int8_t (*bytes_of(int kind, const void *group))[PANEL][4] {
-    return kind == KIND_Q8 ? ((const q8_panel *)group)->quads : ((const q8_halves_panel *)group)->quads;
-}
-
 INLINE void unpack(int kind, int rounding, const void *group, line *to) {
+    const int num_lines = lines_of_quad(rounding);
     for (int v = 0; v < VECS; v++) {
         const int lane = v * WIDTH;
-        ivec low[2], high[2];
+        ivec both[2];
         if (kind != KIND_Q4) {
             for (int quad = 0; quad < QUADS; quad++) {
-                pairs_of_bytes(bytes_of(kind, group), quad, v, low);
-                for (int i = 0; i < 2; i++) *(ivec_mem *)(to[2 * quad + i] + lane) = low[i];
+                pairs_of_bytes(bytes_of(kind, group), quad, v, both);
+                for (int i = 0; i < 2; i++) *(ivec_mem *)(to[2 * quad + i] + lane) = both[i];
             }
             continue;
         }
         for (int quad = 0; quad < QUADS / 2; quad++) {
-            if (rounding == INT8) {
-                quads_of_nibbles(group, quad, v, low, high);
-                *(ivec_mem *)(to[quad] + lane) = low[0];
-                *(ivec_mem *)(to[quad + QUADS / 2] + lane) = high[0];
-                continue;
-            }
-            pairs_of_nibbles(group, quad, v, low, high);
-            for (int i = 0; i < 2; i++) {
-                *(ivec_mem *)(to[2 * quad + i] + lane) = low[i];
-                *(ivec_mem *)(to[2 * quad + QUADS + i] + lane) = high[i];
-            }
+            const uvec packed = (uvec)loadi(((const q4_panel *)group)->quads[quad][lane]);
+#pragma GCC unroll 4
+            for (int i = 0; i < num_lines; i++)
+                *(ivec_mem *)(to[lane_of_line(rounding, quad, i)] + lane) =
+                    line_of_nibbles(rounding, packed, i);
         }
     }
 }
@@ -92,26 +61,20 @@ INLINE void dot(int rounding, int rows, const line *lines, const lane_mem *const
 /* The same straight from the packed nibbles, all lines: for so few rows that unpacking would not pay. */
 INLINE void dot_nibbles(int rounding, int rows, const q4_panel *group, const lane_mem *const *x,
                         ivec sums[TILE_ROWS][VECS]) {
+    const int num_lines = lines_of_quad(rounding);
 #pragma GCC unroll 1
     for (int quad = 0; quad < QUADS / 2; quad++)
 #pragma GCC unroll 2
         for (int v = 0; v < VECS; v++) {
-            ivec low[2], high[2];
-            if (rounding == INT8)
-                quads_of_nibbles(group, quad, v, low, high);
-            else
-                pairs_of_nibbles(group, quad, v, low, high);
+            const uvec packed = (uvec)loadi(group->quads[quad][v * WIDTH]);
 #pragma GCC unroll 4
-            for (int r = 0; r < rows; r++) {
-                if (rounding == INT8) {
-                    sums[r][v] = add_quads(sums[r][v], low[0], splati(x[r][quad]));
-                    sums[r][v] = add_quads(sums[r][v], high[0], splati(x[r][quad + QUADS / 2]));
-                    continue;
-                }
-#pragma GCC unroll 2
-                for (int i = 0; i < 2; i++) {
-                    sums[r][v] = add_pairs(sums[r][v], low[i], splati(x[r][2 * quad + i]));
-                    sums[r][v] = add_pairs(sums[r][v], high[i], splati(x[r][2 * quad + QUADS + i]));
+            for (int i = 0; i < num_lines; i++) {
+                const ivec w = line_of_nibbles(rounding, packed, i);
+#pragma GCC unroll 4
+                for (int r = 0; r < rows; r++) {
+                    const ivec factor = splati(x[r][lane_of_line(rounding, quad, i)]);
+                    sums[r][v] = rounding == INT8 ? add_quads(sums[r][v], w, factor)
+                                                  : add_pairs(sums[r][v], w, factor);
                 }
             }
         }
@@ -133,19 +96,27 @@ INLINE void dot_bytes(int kind, int rows, const void *group, const lane_mem *con
         }
 }
 
-/* What a tile reads of its rows, the current group first. */
+/* The rows' current groups, and the whole numbers in them. */
 typedef struct {
+    const char *groups[TILE_ROWS];
     const lane_mem *x[TILE_ROWS];
-    const float *scales[TILE_ROWS], *sums[TILE_ROWS];
 } tile_rows;
+
+INLINE void at_group(tile_rows *of, int rows, const char *first, int64_t stride) {
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+        of->groups[r] = first + r * stride;
+        of->x[r] = (const lane_mem *)(of->groups[r] + offsetof(int16_group, values));
+    }
+}
 
 /* totals (rows, 16) += sums, scaled, and the offsets if there are any. */
 INLINE void add_scaled(int rounding, int rows, const float *w_scale, const float *w_offset,
                        const tile_rows *of, ivec sums[TILE_ROWS][VECS], float *totals) {
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
-        const fvec x_scale = splatv(*of->scales[r]);
-        const fvec x_sum = splatv(w_offset ? *of->sums[r] : 0.0f);
+        const int16_group *from = (const int16_group *)of->groups[r]; /* an int8 one begins alike */
+        const fvec x_scale = splatv(from->scale), x_sum = splatv(w_offset ? from->sum : 0.0f);
 #pragma GCC unroll 2
         for (int v = 0; v < VECS; v++) {
             float *to = totals + r * PANEL + v * WIDTH;
@@ -182,26 +153,17 @@ INLINE void multiply_group(int kind, int rounding, int rows, const void *group, 
 INLINE void multiply_tile(int kind, int rounding, int rows, const product *p, int64_t panel, int64_t row,
                           int64_t first, int64_t end, const line *lines, float *totals) {
     const int64_t num_groups = p->w->num_in / GROUP;
-    const int64_t group_bytes = GROUP * (rounding == INT8 ? 1 : 2);
+    const int64_t group_bytes = rounded_group_bytes(rounding), stride = num_groups * group_bytes;
     const char *group = panel_group(p->w, kind, panel, first);
+    const char *x = (const char *)p->q->groups + row * stride + first * group_bytes;
     tile_rows of;
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; r++) {
-        const int64_t place = (row + r) * num_groups + first;
-        of.x[r] = (const lane_mem *)((const char *)p->q->values + place * group_bytes);
-        of.scales[r] = p->q->scales + place;
-        of.sums[r] = p->q->sums + place;
-    }
+    at_group(&of, rows, x, stride);
     for (int64_t left = end - first; left > 0; left--) {
         multiply_group(kind, rounding, rows, group, lines, &of, totals);
-        group += panel_group_bytes(kind);
+        group += SIDE_BY_SIDE * panel_group_bytes(kind);
         if (lines) lines += rounding == INT8 ? QUADS : PAIRS;
-#pragma GCC unroll 4
-        for (int r = 0; r < rows; r++) {
-            of.x[r] += group_bytes / 4;
-            of.scales[r]++;
-            of.sums[r]++;
-        }
+        x += group_bytes;
+        at_group(&of, rows, x, stride);
         /* The totals stay in memory between groups: the registers are for the sums. */
         __asm__ volatile("" ::: "memory");
     }
@@ -225,7 +187,7 @@ INLINE void multiply_panel(int kind, int rounding, const product *p, int64_t pan
     line lines[DEPTH_GROUPS * PAIRS];
     memset(totals, 0, (size_t)rows * PANEL * sizeof(float));
     /* With 16 registers of eight lanes, a fourth row of int16 would push sums out of them. */
-    const int64_t tile = rounding == INT8 || WIDTH == 16 ? TILE_ROWS : TILE_ROWS - 1;
+    const int64_t tile = rounding == INT8 ? TILE_ROWS : TILE_ROWS - 1;
     if (rows <= tile) {
         multiply_some(kind, rounding, rows, p, panel, row, 0, num_groups, NULL, totals);
     } else {
@@ -241,14 +203,17 @@ INLINE void multiply_panel(int kind, int rounding, const product *p, int64_t pan
     put_panel(p, totals, PANEL, panel, row, rows);
 }
 
-void multiply_rounded(const product *p, int64_t panel, int64_t row, int64_t rows) {
+void multiply_rounded(const product *p, int64_t panel, int64_t num_panels, int64_t row, int64_t rows) {
     const int is_int8 = p->q->rounding == INT8;
-    if (p->w->kind == KIND_Q4 && is_int8)
-        multiply_panel(KIND_Q4, INT8, p, panel, row, rows);
-    else if (p->w->kind == KIND_Q4)
-        multiply_panel(KIND_Q4, INT16, p, panel, row, rows);
-    else if (p->w->kind == KIND_Q8)
-        multiply_panel(KIND_Q8, INT16, p, panel, row, rows);
-    else
-        multiply_panel(KIND_Q8_HALVES, INT16, p, panel, row, rows);
+    for (const int64_t end = panel + num_panels; panel < end; panel++)
+        if (p->w->kind == KIND_Q4 && is_int8)
+            multiply_panel(KIND_Q4, INT8, p, panel, row, rows);
+        else if (p->w->kind == KIND_Q4)
+            multiply_panel(KIND_Q4, INT16, p, panel, row, rows);
+        else if (p->w->kind == KIND_Q8)
+            multiply_panel(KIND_Q8, INT16, p, panel, row, rows);
+        else
+            multiply_panel(KIND_Q8_HALVES, INT16, p, panel, row, rows);
 }
+
+#endif

@@ -42,14 +42,14 @@ static int64_t block_bytes(int64_t kind) {
 }
 
 int64_t hr_panel_bytes(const matrix *rows) {
-    return num_panels(rows) * (rows->num_in / GROUP) * panel_group_bytes(rows->kind);
+    return matrix_bytes(rows);
 }
 
 /* panels: room for hr_panel_bytes. */
 void hr_pack(const matrix *rows, void *panels) {
     const int64_t num_groups = rows->num_in / GROUP, row_bytes = num_groups * block_bytes(rows->kind);
     const matrix to = {panels, rows->kind, rows->num_out, rows->num_in};
-    memset(panels, 0, hr_panel_bytes(rows));
+    memset(panels, 0, matrix_bytes(rows));
     for (int64_t n = 0; n < rows->num_out; n++)
         for (int64_t g = 0; g < num_groups; g++)
             pack_group(rows->kind, (const char *)rows->blocks + n * row_bytes, g,

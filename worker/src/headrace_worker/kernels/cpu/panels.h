@@ -39,11 +39,6 @@ INLINE int64_t panel_group_bytes(int64_t kind) {
 
 INLINE int64_t num_panels(const matrix *m) { return (m->num_out + PANEL - 1) / PANEL; }
 
-/* Group `g` of panel `p`. */
-INLINE const void *panel_group(const matrix *m, int64_t kind, int64_t p, int64_t g) {
-    return (const char *)m->blocks + (p * (m->num_in / GROUP) + g) * panel_group_bytes(kind);
-}
-
 /* Vectors as wide as the machine's. */
 #ifdef __AVX512F__
 #define WIDTH 16
@@ -51,6 +46,20 @@ INLINE const void *panel_group(const matrix *m, int64_t kind, int64_t p, int64_t
 #define WIDTH 8
 #endif
 #define VECS (PANEL / WIDTH)
+
+/* So many panels lie side by side, group by group: those that one tile reads are one stream. */
+#define SIDE_BY_SIDE (WIDTH == 16 ? 4 : 1)
+
+INLINE int64_t matrix_bytes(const matrix *m) {
+    const int64_t sets = (num_panels(m) + SIDE_BY_SIDE - 1) / SIDE_BY_SIDE;
+    return sets * SIDE_BY_SIDE * (m->num_in / GROUP) * panel_group_bytes(m->kind);
+}
+
+/* Group `g` of panel `p`; the panel's next one lies SIDE_BY_SIDE groups on. */
+INLINE const void *panel_group(const matrix *m, int64_t kind, int64_t p, int64_t g) {
+    const int64_t place = (p / SIDE_BY_SIDE * (m->num_in / GROUP) + g) * SIDE_BY_SIDE + p % SIDE_BY_SIDE;
+    return (const char *)m->blocks + place * panel_group_bytes(kind);
+}
 
 typedef float fvec __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t ivec __attribute__((vector_size(4 * WIDTH)));

@@ -54,16 +54,19 @@ void hr_quantise(const float *x, int64_t num_in, const rounded *to, int64_t row)
         int32_t total = 0;
         for (int i = 0; i < LANES; i++) total += sum[i];
         const float scale = (is_usable ? top / most : 0.0f) + sum8(spoilt);
-        to->scales[row * num_groups + g] = scale;
-        to->sums[row * num_groups + g] = scale * (float)total;
         if (to->rounding == INT16) {
-            i32x8_out *out = (i32x8_out *)((int16_t *)to->values + row * num_in + g * GROUP);
+            int16_group *into = (int16_group *)to->groups + row * num_groups + g;
+            i32x8_out *out = (i32x8_out *)into->values;
+            into->scale = scale;
+            into->sum = scale * (float)total;
             out[0] = pairs(whole[0], whole[1]);
             out[1] = pairs(whole[2], whole[3]);
         } else {
-            int8_t *out = (int8_t *)to->values + row * num_in + g * GROUP;
+            int8_group *into = (int8_group *)to->groups + row * num_groups + g;
+            into->scale = scale;
+            into->sum = scale * (float)total;
             for (int i = 0; i < 4; i++)
-                *(i8x8_out *)(out + LANES * i) = __builtin_convertvector(whole[i], i8x8);
+                *(i8x8_out *)(into->values + LANES * i) = __builtin_convertvector(whole[i], i8x8);
         }
     }
 }

@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "sample.h"
 
 #define MAX_TOKENS 512 /* computed together; bounds the scratch */
 #define ROWS_OF_STAGE 4
@@ -98,9 +99,7 @@ static int allocate(context *c, work *k) {
                  {&k->mixed, rows * mixed * 4},
                  {&k->gate_up, rows * 2 * m->ffn_size * 4},
                  {&k->gated, rows * m->ffn_size * 4},
-                 {&k->q.values, rows * widest * 2},
-                 {&k->q.scales, rows * (widest / GROUP) * 4},
-                 {&k->q.sums, rows * (widest / GROUP) * 4},
+                 {&k->q.groups, rounded_bytes(rows, widest)},
                  {&k->runs, rows * (int64_t)sizeof(token_run)},
                  {&k->scratch, k->scratch_bytes * num_threads_of(c->threads)}};
     const int num = sizeof(parts) / sizeof(parts[0]);
@@ -304,19 +303,14 @@ int64_t hr_step(context *c, const model *m, const step *s) {
 /* One product by itself: y = x W^T with rows rounded to `rounding`. Returns 0, or 1 without memory. */
 int64_t hr_linear(context *c, const float *x, const matrix *w, float *y, int64_t num_rows,
                   int64_t rounding) {
-    const int64_t values = num_rows * w->num_in;
-    rounded q = {rounding_for(w, rounding), NULL, NULL, NULL};
-    char *room = malloc(values * 2 + values / GROUP * 8 + 64);
-    if (!room) return 1;
-    q.scales = (float *)room;
-    q.sums = q.scales + values / GROUP;
-    q.values = q.sums + values / GROUP;
+    rounded q = {rounding_for(w, rounding), malloc(rounded_bytes(num_rows, w->num_in))};
+    if (!q.groups) return 1;
     if (q.rounding != EXACT)
         for (int64_t row = 0; row < num_rows; row++) hr_quantise(x + row * w->num_in, w->num_in, &q, row);
     const product p = {x, q.rounding == EXACT ? NULL : &q, w, y, num_rows, 0};
     run_product(c->threads, &p);
     rest(c->threads);
-    free(room);
+    free(q.groups);
     return 0;
 }
 
@@ -337,5 +331,13 @@ int64_t hr_attention(context *c, const float *q, float *y, const kv_view *kv, in
     const int64_t failed = !runs || !a.scratch;
     free(runs);
     free(a.scratch);
+    return failed;
+}
+
+/* Tokens drawn from rows of logits; see `sampling`. Returns 0, or 1 if there was no memory. */
+int64_t hr_draw(context *c, const float *logits, int64_t vocab_size, const sampling *how, int64_t num_draws,
+                int64_t *tokens) {
+    const int64_t failed = draw_tokens(c->threads, logits, vocab_size, how, num_draws, tokens);
+    rest(c->threads);
     return failed;
 }
