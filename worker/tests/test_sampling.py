@@ -256,3 +256,24 @@ def test_broken_logits_do_not_stop_the_step() -> None:
     broken, right = sample(logits, specs)
     assert 0 <= broken.token_id < V
     assert right.token_id == int(logits[1].argmax())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("fields", [{}, {"logit_bias": {3: 1.0}}, {"top_k": 2}], ids=str)
+def test_a_nan_among_sound_logits_is_impossible(temperature: float, fields: dict[str, Any]) -> None:
+    """The rest of the row is drawn from as if the broken logit were minus infinity."""
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(2))
+    broken, masked = logits.clone(), logits.clone()
+    broken[0, [7, 30]], masked[0, [7, 30]] = float("nan"), -INF
+    for seed in range(5):
+        spec = SampleSpec(temperature=temperature, seed=seed, **fields)
+        assert sample(broken, [spec]) == sample(masked, [spec])
+
+
+def test_log_probabilities_in_slices_are_those_of_each_row() -> None:
+    """More rows than one slice holds, each with a number of its own."""
+    logits = torch.randn(150, 40, generator=torch.Generator().manual_seed(3))
+    ids = [idx % 40 for idx in range(150)]
+    together = token_logprobs(logits, ids, 3)
+    alone = [token_logprobs(logits[i : i + 1], ids[i : i + 1], 3)[0] for i in range(150)]
+    assert together == alone

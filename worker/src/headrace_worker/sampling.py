@@ -32,6 +32,10 @@ GREEDY_TEMPERATURE = 1e-5
 # Top-p looks at this many candidates before it sorts the whole vocabulary.
 _FIRST_CANDIDATES = 512
 _UNIFORM_BITS = 53
+# Rows whose log probabilities are computed at once: of a long prompt they would not fit in memory.
+_LOGPROB_ROWS = 64
+# A logit of plus infinity, which a broken model may give, counts as this.
+_HIGHEST = 1e30
 _NO_COUNTS: Mapping[int, int] = {}
 _NO_BIAS: Mapping[int, float] = {}
 
@@ -151,32 +155,55 @@ def sample(
     if len(draws) == len(specs):
         chosen = drawer(adjusted, draws)
     else:
-        chosen = adjusted.argmax(dim=-1).tolist()
+        chosen = _likeliest_ids(adjusted).tolist()
         for draw, token_id in zip(draws, drawer(adjusted, draws) if draws else (), strict=True):
             chosen[draw.row] = token_id
     results = [Sampled(token_id) for token_id in chosen]
     for row_idx, spec in enumerate(specs):
         if spec.num_top_logprobs is not None:
-            results[row_idx] = _with_logprobs(
-                logits[row_idx], chosen[row_idx], spec.num_top_logprobs
-            )
+            results[row_idx] = with_logprobs(
+                logits[row_idx : row_idx + 1], [chosen[row_idx]], [spec.num_top_logprobs]
+            )[0]
     return results
 
 
 def token_logprobs(logits: torch.Tensor, token_ids: Sequence[int], num_top: int) -> list[Sampled]:
     """Return the log probabilities of given tokens, e.g. of a prompt; logits: (R, V)."""
-    return [
-        _with_logprobs(row, token_id, num_top)
-        for row, token_id in zip(logits, token_ids, strict=True)
-    ]
+    return with_logprobs(logits, token_ids, [num_top] * len(token_ids))
 
 
-def _with_logprobs(row: torch.Tensor, token_id: int, num_top: int) -> Sampled:
-    logprobs = torch.nan_to_num(row.log_softmax(dim=-1), nan=MIN_LOGPROB, neginf=MIN_LOGPROB)
+def with_logprobs(
+    logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequence[int]
+) -> list[Sampled]:
+    """Return given tokens with their log probabilities and those of the likeliest.
+
+    Args:
+        logits: (R, V) float32, on any device; brought over a few rows at a time.
+        token_ids: one per row.
+        num_top: how many likeliest tokens each row wants.
+    """
+    results: list[Sampled] = []
+    for start in range(0, len(token_ids), _LOGPROB_ROWS):
+        part = slice(start, start + _LOGPROB_ROWS)
+        results += _with_logprobs(logits[part], token_ids[part], num_top[part])
+    return results
+
+
+def _with_logprobs(
+    rows: torch.Tensor, token_ids: Sequence[int], num_top: Sequence[int]
+) -> list[Sampled]:
+    logprobs = torch.nan_to_num(rows.log_softmax(dim=-1), nan=MIN_LOGPROB, neginf=MIN_LOGPROB)
     logprobs.clamp_(min=MIN_LOGPROB)
-    values, ids = logprobs.topk(min(num_top, len(row)))
-    top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return Sampled(token_id, float(logprobs[token_id]), top)
+    ids = torch.tensor(token_ids, device=rows.device)[:, None]
+    chosen = logprobs.gather(1, ids).squeeze(1).tolist()
+    top = logprobs.topk(min(max(num_top), rows.shape[1]), dim=-1)
+    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    return [
+        Sampled(token_id, logprob, tuple(zip(best[:number], values[:number], strict=True)))
+        for token_id, logprob, number, (best, values) in zip(
+            token_ids, chosen, num_top, pairs, strict=True
+        )
+    ]
 
 
 def _adjusted(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
@@ -206,18 +233,29 @@ def _penalise(row: torch.Tensor, spec: SampleSpec) -> None:
         row[ids] += torch.tensor([*spec.logit_bias.values()], dtype=torch.float32)
 
 
-def _mask(row: torch.Tensor, spec: SampleSpec) -> None:
+def allowed_ids(spec: SampleSpec, vocab: int) -> torch.Tensor | None:
+    """Return what may come, (V,) bool on the CPU; None = everything."""
     allowed = spec.allowed_mask
     if spec.allowed_token_ids:
-        allowed = _narrowed(allowed, _chosen(row, spec.allowed_token_ids))
+        allowed = _narrowed(allowed, _chosen(vocab, spec.allowed_token_ids))
     if spec.forbidden_token_ids:
-        allowed = _narrowed(allowed, ~_chosen(row, spec.forbidden_token_ids))
+        allowed = _narrowed(allowed, ~_chosen(vocab, spec.forbidden_token_ids))
+    return allowed
+
+
+def _mask(row: torch.Tensor, spec: SampleSpec) -> None:
+    allowed = allowed_ids(spec, len(row))
     if allowed is not None:
         row.masked_fill_(~allowed, float("-inf"))
 
 
-def _chosen(row: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
-    chosen = torch.zeros(len(row), dtype=torch.bool)
+def _mended(logits: torch.Tensor) -> torch.Tensor:
+    """Broken logits must spoil no more than their own row, and in it count as impossible."""
+    return logits.nan_to_num(nan=float("-inf"), posinf=_HIGHEST, neginf=float("-inf"))
+
+
+def _chosen(vocab: int, token_ids: Sequence[int]) -> torch.Tensor:
+    chosen = torch.zeros(vocab, dtype=torch.bool)
     chosen[torch.tensor([*token_ids], dtype=torch.int64)] = True
     return chosen
 
@@ -228,13 +266,23 @@ def _narrowed(allowed: torch.Tensor | None, further: torch.Tensor) -> torch.Tens
     return both if bool(both.any()) else allowed
 
 
+def _likeliest_ids(logits: torch.Tensor) -> torch.Tensor:
+    best = logits.argmax(dim=-1)
+    # NaN is the largest to argmax.
+    if logits.gather(1, best[:, None]).isfinite().all():
+        return best
+    return _mended(logits).argmax(dim=-1)
+
+
 def _draw_of(row_idx: int, spec: SampleSpec) -> Draw:
     draw = uniform(spec.seed, spec.choice_idx, spec.position)
     return Draw(row_idx, spec.temperature, spec.top_p, spec.min_p, spec.top_k, draw)
 
 
 def _draw(row: torch.Tensor, draw: Draw) -> int:
-    # Broken logits (NaN) must spoil no more than their own row: they count as impossible.
+    if not row.max().isfinite():
+        row = _mended(row)
+    # A row without any possible token is NaN here.
     probs = ((row - row.max()) / draw.temperature).softmax(dim=-1).nan_to_num_()
     ids = _kept_ids(probs, draw)
     if ids is not None:
@@ -253,9 +301,9 @@ def _kept_ids(probs: torch.Tensor, spec: Draw) -> torch.Tensor | None:
 
     Of equally likely tokens at the border those with the lowest ids stay.
     """
-    has_top_p = 0.0 < spec.top_p < 1.0
-    if not (spec.top_k or has_top_p or spec.min_p):
+    if not is_truncated(spec):
         return None
+    has_top_p = 0.0 < spec.top_p < 1.0
     values = _likeliest(probs, spec, has_top_p=has_top_p)
     keep = torch.ones(len(values), dtype=torch.bool)
     if has_top_p:
@@ -272,6 +320,11 @@ def _kept_ids(probs: torch.Tensor, spec: Draw) -> torch.Tensor | None:
         return ids
     above, level = ids[probs[ids] > border], ids[probs[ids] == border]
     return torch.cat((above, level[: num_kept - len(above)])).sort().values
+
+
+def is_truncated(spec: SampleSpec | Draw) -> bool:
+    """Whether less than all tokens may be drawn."""
+    return bool(spec.top_k or 0.0 < spec.top_p < 1.0 or spec.min_p)
 
 
 def _likeliest(probs: torch.Tensor, spec: Draw, *, has_top_p: bool) -> torch.Tensor:
