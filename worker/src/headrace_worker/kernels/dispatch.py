@@ -20,6 +20,7 @@ from headrace_worker.kernels.compiler import default_cache_dir, ensure_compiled
 from headrace_worker.kernels.cores import take_seat
 from headrace_worker.kernels.native import NativeKernels
 from headrace_worker.kernels.plan import PlacedRow, Scoring, make_plan
+from headrace_worker.sampling import Sampled, SampleSpec, sample
 
 _CPU, _TORCH, _TRITON = "cpu", "torch", "triton"
 _log = logging.getLogger(__name__)
@@ -38,10 +39,14 @@ class Kernels:
     copy_blocks: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
     # Makes what paged_attention takes, of rows, slots and block size.
     make_plan: Callable[[Sequence[PlacedRow], torch.Tensor, int], Any]
+    sample: Callable[[torch.Tensor, Sequence[SampleSpec]], list[Sampled]] = sample
+    # Makes a plan of one token a row of slots, contexts, tables and the longest context ever, whose
+    # tensors may be filled anew, so that a step can be recorded; None = steps cannot.
+    decode_plan: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], Any] | None = None
 
 
-def kernels_for(backend: str) -> Kernels:
-    """Return the operations of a backend.
+def kernels_for(backend: str, device: torch.device | None = None) -> Kernels:
+    """Return the operations of a backend, for a device; None = the CPU.
 
     Raises:
         Unavailable: "triton", where Triton is not installed.
@@ -59,18 +64,19 @@ def kernels_for(backend: str) -> Kernels:
             make_plan=make_plan,
         )
     if backend == _TRITON:
-        return _triton()
+        return _triton(device or torch.device("cpu"))
     known = (_CPU, _TORCH, _TRITON)
     raise InvalidRequest(f"no kernel backend {backend!r}; known: {known}")
 
 
-def _triton() -> Kernels:
+def _triton(device: torch.device) -> Kernels:
     # Loaded only where it is chosen: Triton comes with torch for GPUs, not with other builds.
     try:
         backend = importlib.import_module(f"{__package__}.triton.backend")
+        tuning = importlib.import_module(f"{__package__}.triton.tuning")
     except ImportError as error:
         raise Unavailable(f"the backend 'triton' cannot be loaded here: {error}") from error
-    kernels: Kernels = backend.kernels(Kernels)
+    kernels: Kernels = backend.kernels(Kernels, tuning.tuning_of(device))
     return kernels
 
 

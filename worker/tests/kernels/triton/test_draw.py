@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from headrace_worker.kernels.triton import sampler
 from headrace_worker.kernels.triton import sampling as kernels
-from headrace_worker.sampling import SampleSpec, sample, uniform
+from headrace_worker.sampling import SampleSpec, sample
 
 # No multiple of a tile.
 V = 2100
@@ -20,17 +21,7 @@ def randn(seed: int, *size: int) -> torch.Tensor:
 
 
 def rows_of(specs: list[SampleSpec]) -> kernels.DrawRows:
-    def column(name: str, dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor([getattr(spec, name) for spec in specs], dtype=dtype)
-
-    draws = [uniform(spec.seed, spec.choice_idx, spec.position) for spec in specs]
-    return kernels.DrawRows(
-        temperature=column("temperature", torch.float32),
-        top_k=column("top_k", torch.int32),
-        top_p=column("top_p", torch.float32),
-        min_p=column("min_p", torch.float32),
-        uniform=torch.tensor(draws, dtype=torch.float64),
-    )
+    return sampler.draw_rows(specs, torch.device("cpu"))
 
 
 def specs_of(number: int, **fields: Any) -> list[SampleSpec]:
@@ -99,7 +90,7 @@ def test_what_the_candidates_cannot_decide_is_said() -> None:
 
 
 def test_penalties_and_bias() -> None:
-    """Repetition divides or multiplies, then what is to be added is added; others stay."""
+    """Repetition divides or multiplies, then penalties and bias; taken back they leave no trace."""
     spec = SampleSpec(
         repetition_penalty=1.5,
         frequency_penalty=0.5,
@@ -109,17 +100,89 @@ def test_penalties_and_bias() -> None:
         logit_bias={3: 1.0, 11: -2.0},
     )
     logits = randn(4, 2, V)
-    expected = logits.clone()
+    before, expected = logits.clone(), logits.clone()
     for token_id in (3, 7, 900):
         value = expected[1, token_id]
         expected[1, token_id] = value / 1.5 if value > 0 else value * 1.5
     expected[1, 3] += 1.0 - 2 * 0.5 - 0.25
     expected[1, 900] -= 0.5 + 0.25
     expected[1, 11] -= 2.0
-    ids = torch.tensor([3, 7, 900, 11], dtype=torch.int32)
-    repetition = torch.tensor([1.5, 1.5, 1.5, 1.0])
-    added = torch.tensor([1.0 - 1.25, 0.0, -0.75, -2.0])
-    best = sample(logits[1:], [spec])[0].token_id
-    kernels.penalise(logits, torch.ones(4, dtype=torch.int32), ids, repetition, added)
+    entries = sampler.penalties([SampleSpec(), spec], [None, None], V, logits.device)
+    assert entries is not None
+    kept = kernels.penalise(logits, entries)
     torch.testing.assert_close(logits, expected)
-    assert int(logits[1].argmax()) == best
+    assert int(logits[1].argmax()) == sample(before[1:], [spec])[0].token_id
+    kernels.restore(logits, entries, kept)
+    assert torch.equal(logits, before)
+
+
+RANDOM: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 5, "min_p": 0.01},
+    {"temperature": 1.2, "top_p": 0.5},
+    # Beyond what the candidates decide: drawn by the twin.
+    {"temperature": 1.0, "top_p": 0.9999},
+]
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"repetition_penalty": 1.3, "prompt_counts": Counter(range(0, V, 3))},
+    {"frequency_penalty": 0.3, "presence_penalty": 0.7, "output_counts": Counter([5, 5, 5, 2099])},
+    {"logit_bias": {1: 4.0, 2: -100.0, 2098: 5.5}},
+    {"forbidden_token_ids": (1, 17, 2098)},
+    {"allowed_token_ids": (4, 5, 6, 700)},
+    {"allowed_mask": torch.arange(V) % 5 == 1, "forbidden_token_ids": (1,)},
+    # Nothing would be left: the narrower wish is passed over.
+    {"allowed_mask": torch.arange(V) == 8, "allowed_token_ids": (3,), "forbidden_token_ids": (8,)},
+    {"allowed_token_ids": (1999,), "forbidden_token_ids": (1999,)},
+]
+
+
+@pytest.mark.parametrize("random", RANDOM, ids=str)
+def test_the_sampler_says_what_the_torch_path_says(random: dict[str, Any]) -> None:
+    """Every parameter, all rows in one batch, for the same seeds and positions, logprobs too."""
+    specs = [
+        SampleSpec(
+            seed=31 * idx, position=idx, choice_idx=idx % 2, **random, **changes,
+            num_top_logprobs=None if idx % 3 else idx,
+        )
+        for idx, changes in enumerate(CHANGES)
+    ]  # fmt: skip
+    logits = 2 * randn(7, len(specs), V)
+    before = logits.clone()
+    result, expected = sampler.sample(logits, specs, 64), sample(logits, specs)
+    assert torch.equal(logits, before)
+    assert [it.token_id for it in result] == [it.token_id for it in expected]
+    assert result == expected
+
+
+def test_rows_without_masks_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logits that are drawn from are those of the model, not a copy."""
+    seen: list[int] = []
+    draw = kernels.draw
+    monkeypatch.setattr(
+        sampler, "draw", lambda logits, *args: seen.append(logits.data_ptr()) or draw(logits, *args)
+    )
+    logits = randn(8, 2, V)
+    sampler.sample(logits, [SampleSpec(logit_bias={3: 9.0}), SampleSpec(temperature=1.0)])
+    assert seen == [logits.data_ptr()]
+
+
+BROKEN = [float("nan"), float("inf"), -float("inf")]
+
+
+@pytest.mark.parametrize("bad", BROKEN, ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_broken_logits_stay_in_their_row(bad: float, temperature: float) -> None:
+    """One broken logit, a row of them, and a sound row: the torch path's choices, in range."""
+    specs = [SampleSpec(temperature=temperature, seed=seed, top_k=seed) for seed in range(3)]
+    logits = randn(9, 3, V)
+    expected_last = sample(logits[2:], specs[2:])[0].token_id
+    logits[0, 100] = bad
+    logits[1] = bad
+    result = [it.token_id for it in sampler.sample(logits, specs, 64)]
+    twin = [it.token_id for it in sample(logits, specs)]
+    assert result[2] == twin[2] == expected_last
+    assert all(0 <= token_id < V for token_id in (*result, *twin))
+    assert result[0] == twin[0]
+    assert (result[0] == 100) == (bad == float("inf"))

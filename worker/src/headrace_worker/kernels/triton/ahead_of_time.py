@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -31,11 +32,15 @@ from headrace_worker.kernels.triton import (
     rope,
     sampling,
 )
+from headrace_worker.kernels.triton.launch import precision
+from headrace_worker.kernels.triton.tuning import UNTUNED, Cut
 
 TABLE = Path(__file__).with_name("resources.json")
 # Shared memory that one program may have. Bytes.
 TARGETS = {80: 163 << 10, 90: 227 << 10}
 _PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+_TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+_OPTIONS = ("num_warps", "num_stages")
 _FIGURES = {
     "registers": re.compile(r"Used (\d+) registers"),
     "spill_bytes": re.compile(r"(\d+) bytes spill stores"),
@@ -52,7 +57,7 @@ class Variant:
         pointers: element type of each pointer argument, e.g. "bf16".
         scalars: type of each number argument.
         constants: compile-time arguments.
-        options: warps and stages.
+        cut: further ones, and warps and stages.
     """
 
     name: str
@@ -60,15 +65,21 @@ class Variant:
     pointers: dict[str, str]
     scalars: dict[str, str]
     constants: dict[str, Any]
-    options: dict[str, int] = field(default_factory=dict)
+    cut: Cut = field(default_factory=dict)
 
 
 def variants() -> list[Variant]:
-    """Every kernel in the shapes of a Llama-like model of head size 64 or 128."""
+    """Every kernel as it is launched: head sizes, caps, windows, and float32 for the checks."""
+    half, full = torch.bfloat16, torch.float32
     return [
-        *(_decode(dim) for dim in (64, 128)),
+        *(_decode(dim, half) for dim in (64, 128, 256)),
+        _decode(128, half, has_cap=True),
+        *(_decode(dim, full) for dim in (64, 256)),
         _join(),
-        *(_prefill(dim) for dim in (64, 128)),
+        *(_prefill(dim, half) for dim in (64, 128, 256)),
+        _prefill(128, half, has_window=True),
+        _prefill(256, half, has_cap=True, has_window=True),
+        *(_prefill(dim, full, has_window=True) for dim in (64, 128, 256)),
         *(_norm(has_delta=has_delta) for has_delta in (False, True)),
         _rope(),
         *(_gated(has_gelu=has_gelu) for has_gelu in (False, True)),
@@ -88,10 +99,12 @@ def compiled(variant: Variant, capability: int) -> dict[str, int]:
         for name, kind in types.items()
         if kind.startswith("*") or name.startswith("stride")
     }
-    constants = {(names.index(name),): value for name, value in variant.constants.items()}
-    source = ASTSource(variant.kernel, signature, constexprs=constants, attrs=aligned)
+    options = {name: value for name, value in variant.cut.items() if name in _OPTIONS}
+    constants = variant.constants | {k: v for k, v in variant.cut.items() if k not in _OPTIONS}
+    places = {(names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(variant.kernel, signature, constexprs=places, attrs=aligned)
     target = GPUTarget("cuda", capability, 32)
-    program = triton.compile(source, target=target, options=variant.options or None)
+    program = triton.compile(source, target=target, options=options or None)
     figures = _assembled(program.asm["ptx"], capability)
     return figures | {"shared_bytes": int(program.metadata.shared)}
 
@@ -128,11 +141,11 @@ def problems(figures: dict[str, int], known: dict[str, int] | None, limit_bytes:
     ]
 
 
-def _decode(dim: int) -> Variant:
+def _decode(dim: int, dtype: torch.dtype, *, has_cap: bool = False) -> Variant:
     return Variant(
-        f"paged_decode D={dim}",
+        f"paged_decode D={dim}{' cap' * has_cap}{_suffix(dtype)}",
         paged_decode.paged_decode_kernel,
-        dict.fromkeys(("q_ptr", "keys_ptr", "values_ptr"), "bf16")
+        dict.fromkeys(("q_ptr", "keys_ptr", "values_ptr"), _TYPES[dtype])
         | dict.fromkeys(("token_idx_ptr", "contexts_ptr", "tables_ptr"), "i32")
         | dict.fromkeys(("parts_ptr", "log_sums_ptr"), "fp32"),
         {"scale": "fp32", "soft_cap": "fp32"}
@@ -144,11 +157,10 @@ def _decode(dim: int) -> Variant:
             "DIM": dim,
             "DIM_PADDED": dim,
             "BLOCK_SIZE": 16,
-            "TILE": 64,
-            "HAS_CAP": False,
-            "PRECISION": "tf32",
+            "HAS_CAP": has_cap,
+            "PRECISION": precision(dtype),
         },
-        {"num_warps": 4, "num_stages": 3},
+        UNTUNED.cut("paged_decode", dim, dtype),
     )
 
 
@@ -162,12 +174,14 @@ def _join() -> Variant:
     )
 
 
-def _prefill(dim: int) -> Variant:
+def _prefill(
+    dim: int, dtype: torch.dtype, *, has_cap: bool = False, has_window: bool = False
+) -> Variant:
     tables = ("tile_row", "tile_start", "starts", "num_new", "contexts", "tables")
     return Variant(
-        f"paged_prefill D={dim}",
+        f"paged_prefill D={dim}{' cap' * has_cap}{' window' * has_window}{_suffix(dtype)}",
         paged_prefill.paged_prefill_kernel,
-        dict.fromkeys(("q_ptr", "keys_ptr", "values_ptr", "out_ptr"), "bf16")
+        dict.fromkeys(("q_ptr", "keys_ptr", "values_ptr", "out_ptr"), _TYPES[dtype])
         | {f"{name}_ptr": "i32" for name in tables},
         {"scale": "fp32", "soft_cap": "fp32"}
         | dict.fromkeys(("window", "stride_q", "stride_out", "stride_table"), "i32"),
@@ -177,13 +191,16 @@ def _prefill(dim: int) -> Variant:
             "DIM": dim,
             "DIM_PADDED": dim,
             "BLOCK_SIZE": 16,
-            "TILE_M": paged_prefill.TILE_QUERIES,
-            "TILE_N": 64,
-            "HAS_CAP": False,
-            "PRECISION": "tf32",
+            "HAS_CAP": has_cap,
+            "HAS_WINDOW": has_window,
+            "PRECISION": precision(dtype),
         },
-        {"num_warps": 4, "num_stages": 3},
+        UNTUNED.cut("paged_prefill", dim, dtype),
     )
+
+
+def _suffix(dtype: torch.dtype) -> str:
+    return " fp32" if dtype == torch.float32 else ""
 
 
 def _norm(*, has_delta: bool) -> Variant:
@@ -193,6 +210,7 @@ def _norm(*, has_delta: bool) -> Variant:
         dict.fromkeys(("x_ptr", "delta_ptr", "weight_ptr", "out_ptr", "sum_ptr"), "bf16"),
         {"eps": "fp32"} | dict.fromkeys(("size", "heads", "stride_token", "stride_head"), "i32"),
         {"HAS_DELTA": has_delta, "BLOCK": 4096},
+        UNTUNED.cut("rms_norm", 4096, torch.bfloat16),
     )
 
 
@@ -204,6 +222,7 @@ def _rope() -> Variant:
         | {"cos_ptr": "fp32", "sin_ptr": "fp32", "slots_ptr": "i64"},
         dict.fromkeys(("stride_q", "stride_k", "stride_v", "num_heads", "num_kv_heads"), "i32"),
         {"HALF": 64, "BLOCK": 64},
+        UNTUNED.cut("rope_write_kv", 128, torch.bfloat16),
     )
 
 
@@ -213,7 +232,8 @@ def _gated(*, has_gelu: bool) -> Variant:
         gated.gated_kernel,
         {"gate_up_ptr": "bf16", "out_ptr": "bf16"},
         {"size": "i32"},
-        {"HAS_GELU": has_gelu, "BLOCK": 1024},
+        {"HAS_GELU": has_gelu},
+        UNTUNED.cut("gated", 14_336, torch.bfloat16),
     )
 
 
@@ -223,7 +243,8 @@ def _copy() -> Variant:
         copy_blocks.copy_blocks_kernel,
         {"source_ptr": "bf16", "target_ptr": "bf16", "pairs_ptr": "i32"},
         dict.fromkeys(("size", "stride_source", "stride_target"), "i32"),
-        {"BLOCK": 2048},
+        {},
+        UNTUNED.cut("copy_blocks", 16_384, torch.bfloat16),
     )
 
 
@@ -235,7 +256,14 @@ def _sampling() -> list[Variant]:
             "penalise",
             sampling.penalise_kernel,
             {"logits_ptr": "fp32", "rows_ptr": "i32", "ids_ptr": "i32"}
-            | dict.fromkeys(("repetition_ptr", "added_ptr"), "fp32"),
+            | dict.fromkeys(("repetition_ptr", "subtracted_ptr", "added_ptr", "kept_ptr"), "fp32"),
+            {"num_entries": "i32", "vocab": "i32"},
+            {"BLOCK": 256},
+        ),
+        Variant(
+            "restore",
+            sampling.restore_kernel,
+            {"logits_ptr": "fp32", "rows_ptr": "i32", "ids_ptr": "i32", "kept_ptr": "fp32"},
             {"num_entries": "i32", "vocab": "i32"},
             {"BLOCK": 256},
         ),
@@ -250,7 +278,7 @@ def _sampling() -> list[Variant]:
             "collect",
             sampling.collect_kernel,
             dict.fromkeys(("logits_ptr", "bounds_ptr", "values_ptr"), "fp32")
-            | {"counts_ptr": "i32", "ids_ptr": "i32"},
+            | {"counts_ptr": "i32", "ids_ptr": "i32", "rows_ptr": "i32"},
             {"vocab": "i32"},
             {"BLOCK": 8 * tile, "CANDIDATES": candidates},
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -13,9 +14,11 @@ from headrace_worker.kernels.plan import PlacedRow, Scoring
 from headrace_worker.kernels.triton.copy_blocks import copy_blocks
 from headrace_worker.kernels.triton.gated import gelu_mul, silu_mul
 from headrace_worker.kernels.triton.paged_decode import DecodeRows, paged_decode
-from headrace_worker.kernels.triton.paged_prefill import TILE_QUERIES, PrefillRows, paged_prefill
+from headrace_worker.kernels.triton.paged_prefill import PrefillRows, paged_prefill
 from headrace_worker.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from headrace_worker.kernels.triton.rope import rope_write_kv
+from headrace_worker.kernels.triton.sampler import sample
+from headrace_worker.kernels.triton.tuning import UNTUNED, Tuning
 
 _Set = TypeVar("_Set")
 
@@ -35,17 +38,19 @@ class TritonPlan:
     prefill: PrefillRows | None
 
 
-def kernels(make: Callable[..., _Set]) -> _Set:
-    """Return the operations as *make* takes them by name."""
+def kernels(make: Callable[..., _Set], tuning: Tuning) -> _Set:
+    """Return the operations, cut as *tuning* says, as *make* takes them by name."""
     return make(
-        rms_norm=rms_norm,
-        add_rms_norm=add_rms_norm,
-        silu_mul=silu_mul,
-        gelu_mul=gelu_mul,
-        rope_write_kv=rope_write_kv,
-        paged_attention=paged_attention,
-        copy_blocks=copy_blocks,
+        rms_norm=partial(rms_norm, tuning=tuning),
+        add_rms_norm=partial(add_rms_norm, tuning=tuning),
+        silu_mul=partial(silu_mul, tuning=tuning),
+        gelu_mul=partial(gelu_mul, tuning=tuning),
+        rope_write_kv=partial(rope_write_kv, tuning=tuning),
+        paged_attention=partial(paged_attention, tuning=tuning),
+        copy_blocks=partial(copy_blocks, tuning=tuning),
         make_plan=make_plan,
+        sample=sample,
+        decode_plan=decode_plan,
     )
 
 
@@ -61,15 +66,34 @@ def make_plan(rows: Sequence[PlacedRow], slots: torch.Tensor, block_size: int) -
     )
 
 
+def decode_plan(
+    slots: torch.Tensor, contexts: torch.Tensor, tables: torch.Tensor, max_context: int
+) -> TritonPlan:
+    """Plan one token for each of B rows from tensors that may be filled anew for each step.
+
+    Args:
+        slots: (B,) slot of each token.
+        contexts: (B,) int32, positions of each row, its token included; at least one.
+        tables: (B, M) int32, block tables.
+        max_context: no context is ever longer.
+    """
+    token_idx = torch.arange(len(slots), dtype=torch.int32, device=slots.device)
+    return TritonPlan(slots, DecodeRows(token_idx, contexts, tables, max_context), None)
+
+
 def paged_attention(
-    q: torch.Tensor, kv: torch.Tensor, plan: TritonPlan, scoring: Scoring
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    plan: TritonPlan,
+    scoring: Scoring,
+    tuning: Tuning = UNTUNED,
 ) -> torch.Tensor:
     """See `reference.paged_attention`."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if plan.decode is not None:
-        paged_decode(q, kv, plan.decode, scoring, out)
+        paged_decode(q, kv, plan.decode, scoring, out, tuning)
     if plan.prefill is not None:
-        paged_prefill(q, kv, plan.prefill, scoring, out)
+        paged_prefill(q, kv, plan.prefill, scoring, out, tuning)
     return out
 
 
@@ -83,23 +107,13 @@ def _decode_rows(rows: Sequence[PlacedRow], device: torch.device) -> DecodeRows:
 
 
 def _prefill_rows(rows: Sequence[PlacedRow], device: torch.device) -> PrefillRows:
-    # Tiles of late queries see most; launched first, they do not end last.
-    tiles = sorted(
-        ((idx, start) for idx, row in enumerate(rows) for start in _tile_starts(row)),
-        key=lambda tile: -(rows[tile[0]].context_tokens - rows[tile[0]].num_new + tile[1]),
-    )
     return PrefillRows(
-        tile_row=_ints([idx for idx, _ in tiles], device),
-        tile_start=_ints([start for _, start in tiles], device),
         starts=_ints([row.start for row in rows], device),
         num_new=_ints([row.num_new for row in rows], device),
         contexts=_ints([row.context_tokens for row in rows], device),
         tables=_tables(rows, device),
+        sizes=[(row.num_new, row.context_tokens - row.num_new) for row in rows],
     )
-
-
-def _tile_starts(row: PlacedRow) -> range:
-    return range(0, row.num_new, TILE_QUERIES)
 
 
 def _tables(rows: Sequence[PlacedRow], device: torch.device) -> torch.Tensor:

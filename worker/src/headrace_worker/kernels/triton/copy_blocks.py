@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-_BLOCK = 2048
+from headrace_worker.kernels.triton.tuning import UNTUNED, Tuning
 
 
 @triton.jit
@@ -33,11 +33,14 @@ def copy_blocks_kernel(
     tl.store(target_ptr + plane * stride_target + target * size + offset, values, mask=inside)
 
 
-def copy_blocks(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor) -> None:
+def copy_blocks(
+    source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor, tuning: Tuning = UNTUNED
+) -> None:
     """See `reference.copy_blocks`; both pools contiguous."""
     planes = source.shape[0] * 2
     size = source[0, 0, 0].numel()
-    grid = (len(pairs), planes, triton.cdiv(size, _BLOCK))
+    cut = tuning.cut("copy_blocks", size, source.dtype)
+    grid = (len(pairs), planes, triton.cdiv(size, cut["BLOCK"]))
     copy_blocks_kernel[grid](
-        source, target, pairs, size, source.shape[2] * size, target.shape[2] * size, BLOCK=_BLOCK
+        source, target, pairs, size, source.shape[2] * size, target.shape[2] * size, **cut
     )

@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 
 from headrace_worker.kernels.triton.launch import check_last_contiguous
-
-_BLOCK = 1024
+from headrace_worker.kernels.triton.tuning import UNTUNED, Tuning
 
 
 @triton.jit
@@ -32,20 +31,21 @@ def gated_kernel(gate_up_ptr, out_ptr, size, HAS_GELU: tl.constexpr, BLOCK: tl.c
     tl.store(out_ptr + row * size + cols, (activated * up).to(out_ptr.dtype.element_ty), inside)
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+def silu_mul(gate_up: torch.Tensor, tuning: Tuning = UNTUNED) -> torch.Tensor:
     """See `reference.silu_mul`."""
-    return _launch(gate_up, has_gelu=False)
+    return _launch(gate_up, tuning, has_gelu=False)
 
 
-def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+def gelu_mul(gate_up: torch.Tensor, tuning: Tuning = UNTUNED) -> torch.Tensor:
     """See `reference.gelu_mul`."""
-    return _launch(gate_up, has_gelu=True)
+    return _launch(gate_up, tuning, has_gelu=True)
 
 
-def _launch(gate_up: torch.Tensor, *, has_gelu: bool) -> torch.Tensor:
+def _launch(gate_up: torch.Tensor, tuning: Tuning, *, has_gelu: bool) -> torch.Tensor:
     check_last_contiguous(gate_up)
     num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((num_rows, size), dtype=gate_up.dtype, device=gate_up.device)
-    grid = (num_rows, triton.cdiv(size, _BLOCK))
-    gated_kernel[grid](gate_up, out, size, HAS_GELU=has_gelu, BLOCK=_BLOCK)
+    cut = tuning.cut("gated", size, gate_up.dtype)
+    grid = (num_rows, triton.cdiv(size, cut["BLOCK"]))
+    gated_kernel[grid](gate_up, out, size, HAS_GELU=has_gelu, **cut)
     return out

@@ -15,8 +15,8 @@ import triton.language as tl
 
 from headrace_worker.kernels.plan import Scoring
 from headrace_worker.kernels.triton.launch import MIN_DOT, check_last_contiguous, padded, precision
+from headrace_worker.kernels.triton.tuning import UNTUNED, Tuning
 
-_TILE = 64
 # A part shorter than this costs more to join than it saves.
 _MIN_SPLIT_TOKENS = 256
 _PROGRAMS_PER_PROCESSOR = 4
@@ -31,7 +31,8 @@ class DecodeRows:
         token_idx: (B,) int32, place of each row's token in the flat batch.
         contexts: (B,) int32, positions that each row has, its token included.
         tables: (B, M) int32, block tables; entries behind a row's last block are not read.
-        max_context: the longest of *contexts*.
+        max_context: no context is longer. The number of splits follows from it, so a recorded
+            launch serves all contexts up to it.
     """
 
     token_idx: torch.Tensor
@@ -149,7 +150,12 @@ def join_splits_kernel(
 
 
 def paged_decode(
-    q: torch.Tensor, kv: torch.Tensor, rows: DecodeRows, scoring: Scoring, out: torch.Tensor
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    rows: DecodeRows,
+    scoring: Scoring,
+    out: torch.Tensor,
+    tuning: Tuning = UNTUNED,
 ) -> None:
     """Compute *rows* of *q* into *out*; see `reference.paged_attention` for both."""
     check_last_contiguous(q, kv, rows.tables)
@@ -163,8 +169,9 @@ def paged_decode(
         q, kv[0], kv[1], rows.token_idx, rows.contexts, rows.tables, parts, log_sums,
         scoring.scale, scoring.soft_cap, scoring.window_tokens, splits, q.stride(0),
         rows.tables.stride(0), **sizes, NUM_KV_HEADS=num_kv_heads,
-        GROUP=padded(num_heads // num_kv_heads, MIN_DOT), BLOCK_SIZE=block_size, TILE=_TILE,
-        HAS_CAP=scoring.soft_cap > 0, PRECISION=precision(q.dtype), num_warps=4, num_stages=3,
+        GROUP=padded(num_heads // num_kv_heads, MIN_DOT), BLOCK_SIZE=block_size,
+        HAS_CAP=scoring.soft_cap > 0, PRECISION=precision(q.dtype),
+        **tuning.cut("paged_decode", dim, q.dtype),
     )  # fmt: skip
     join_splits_kernel[(num_rows, num_heads)](
         parts, log_sums, rows.token_idx, out, splits, **sizes, SPLITS=padded(splits)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from headrace_worker.kernels.triton.launch import check_last_contiguous, padded
+from headrace_worker.kernels.triton.tuning import UNTUNED, Tuning
 
 
 @triton.jit
@@ -47,7 +48,9 @@ def rms_norm_kernel(
     )
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, tuning: Tuning = UNTUNED
+) -> torch.Tensor:
     """See `reference.rms_norm`; x: (T, E), or (T, heads, D) as a view of something wider."""
     check_last_contiguous(x, weight)
     size = x.shape[-1]
@@ -55,19 +58,24 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rms_norm_kernel[(x.numel() // size,)](
         x, x, weight, out, out, eps, size, heads, x.stride(0), x.stride(1) if heads > 1 else 0,
-        HAS_DELTA=False, BLOCK=padded(size),
+        HAS_DELTA=False, BLOCK=padded(size), **tuning.cut("rms_norm", size, x.dtype),
     )  # fmt: skip
     return out
 
 
 def add_rms_norm(
-    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor,
+    delta: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    tuning: Tuning = UNTUNED,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `reference.add_rms_norm`; x and delta: (T, E), contiguous."""
     check_last_contiguous(x, delta, weight)
     size = x.shape[-1]
     total, out = torch.empty_like(x), torch.empty_like(x)
     rms_norm_kernel[(len(x),)](
-        x, delta, weight, out, total, eps, size, 1, size, 0, HAS_DELTA=True, BLOCK=padded(size)
-    )
+        x, delta, weight, out, total, eps, size, 1, size, 0, HAS_DELTA=True, BLOCK=padded(size),
+        **tuning.cut("rms_norm", size, x.dtype),
+    )  # fmt: skip
     return total, out

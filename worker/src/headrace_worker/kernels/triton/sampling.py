@@ -1,6 +1,6 @@
 """From logits to tokens without sorting the vocabulary; the twin is `headrace_worker.sampling`.
 
-Two passes over the logits, three with penalties:
+Two passes over the logits; penalties and bias touch single ones:
 
 1. `tile_stats_kernel`: the maximum and the sum of exponentials of every tile of 256 logits. They
    give the distribution's normaliser, and a bound: the r-th largest of the tiles' maxima is no
@@ -29,10 +29,13 @@ CANDIDATES = 1024
 MAX_TOP_K = 512
 # Tiles that one program of a pass reads.
 _TILES = 8
+# Single logits that one program changes.
+_ENTRIES = 256
 # Chosen for a row that has to be drawn in another way.
 UNDECIDED = -1
 # Logits down here count as impossible; the lowest temperature does not make it overflow.
 _LOWEST = tl.constexpr(-1.0e30)
+_HIGHEST = tl.constexpr(1.0e30)
 _LAST = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
 
@@ -46,6 +49,7 @@ class DrawRows:
         top_p: (R,) float32; 1 = off.
         min_p: (R,) float32; 0 = off.
         uniform: (R,) float64 in [0, 1).
+        cut: (C,) int32, the rows that are truncated and not greedy.
     """
 
     temperature: torch.Tensor
@@ -53,6 +57,13 @@ class DrawRows:
     top_p: torch.Tensor
     min_p: torch.Tensor
     uniform: torch.Tensor
+    cut: torch.Tensor
+
+
+@triton.jit
+def _finite(x):
+    """Take NaN for impossible."""
+    return tl.where(x == x, tl.minimum(tl.maximum(x, _LOWEST), _HIGHEST), _LOWEST)
 
 
 @triton.jit
@@ -61,7 +72,9 @@ def penalise_kernel(
     rows_ptr,
     ids_ptr,
     repetition_ptr,
+    subtracted_ptr,
     added_ptr,
+    kept_ptr,
     num_entries,
     vocab,
     BLOCK: tl.constexpr,
@@ -73,8 +86,23 @@ def penalise_kernel(
     at = logits_ptr + row * vocab + tl.load(ids_ptr + entry, mask=inside, other=0)
     repetition = tl.load(repetition_ptr + entry, mask=inside, other=1.0)
     value = tl.load(at, mask=inside, other=0.0)
-    value = tl.where(value > 0, value / repetition, value * repetition)
+    tl.store(kept_ptr + entry, value, mask=inside)
+    # Dividing by one is no change; a NaN or a zero stays.
+    value = tl.where(value > 0, tl.div_rn(value, repetition), value * repetition)
+    value = value - tl.load(subtracted_ptr + entry, mask=inside, other=0.0)
     tl.store(at, value + tl.load(added_ptr + entry, mask=inside, other=0.0), mask=inside)
+
+
+@triton.jit
+def restore_kernel(
+    logits_ptr, rows_ptr, ids_ptr, kept_ptr, num_entries, vocab, BLOCK: tl.constexpr
+):
+    """Undo `penalise_kernel`."""
+    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = entry < num_entries
+    row = tl.load(rows_ptr + entry, mask=inside, other=0).to(tl.int64)
+    at = logits_ptr + row * vocab + tl.load(ids_ptr + entry, mask=inside, other=0)
+    tl.store(at, tl.load(kept_ptr + entry, mask=inside, other=0.0), mask=inside)
 
 
 @triton.jit
@@ -93,7 +121,7 @@ def tile_stats_kernel(
     tile = tl.program_id(1) * TILES + tl.arange(0, TILES)
     at = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
     x = tl.load(logits_ptr + row * vocab + at, mask=at < vocab, other=_LOWEST)
-    x = tl.where(x == x, tl.maximum(x, _LOWEST), _LOWEST)
+    x = _finite(x)
     temperature = tl.load(temperature_ptr + row)
     scale = tl.where(temperature > 0.0, 1.0 / tl.maximum(temperature, 1e-30), 1.0)
     top = tl.max(x, axis=1)
@@ -106,6 +134,7 @@ def tile_stats_kernel(
 @triton.jit
 def collect_kernel(
     logits_ptr,
+    rows_ptr,
     bounds_ptr,
     counts_ptr,
     ids_ptr,
@@ -114,10 +143,11 @@ def collect_kernel(
     BLOCK: tl.constexpr,
     CANDIDATES: tl.constexpr,
 ):
-    """One program per row and BLOCK logits: append what reaches the row's bound."""
+    """One program per row of *rows* and BLOCK logits: append what reaches the row's bound."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(logits_ptr + row * vocab + at, mask=at < vocab, other=_LOWEST)
+    source = logits_ptr + tl.load(rows_ptr + row).to(tl.int64) * vocab
+    x = tl.load(source + at, mask=at < vocab, other=_LOWEST)
     found = (x >= tl.load(bounds_ptr + row)) & (at < vocab)
     number = tl.sum(found.to(tl.int32), axis=0)
     if number > 0:
@@ -125,7 +155,7 @@ def collect_kernel(
         place = start + tl.cumsum(found.to(tl.int32), axis=0) - 1
         fits = found & (place < CANDIDATES)
         tl.store(ids_ptr + row * CANDIDATES + place, at, mask=fits)
-        tl.store(values_ptr + row * CANDIDATES + place, x, mask=fits)
+        tl.store(values_ptr + row * CANDIDATES + place, _finite(x), mask=fits)
 
 
 @triton.jit
@@ -162,7 +192,10 @@ def choose_kernel(
     top = tl.load(maxima_ptr + row)
     temperature = tl.load(temperature_ptr + row)
     exponent = tl.where(inside, (values - top) / temperature, -1.0e30)
-    probs = tl.exp(exponent).to(tl.float64) / tl.load(sums_ptr + row)
+    normaliser = tl.load(sums_ptr + row)
+    # Zero in a row without any possible token.
+    normaliser = tl.where(normaliser > 0.0, normaliser, 1.0)
+    probs = tl.exp(exponent).to(tl.float64) / normaliser
     top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row).to(tl.float64)
     min_p = tl.load(min_p_ptr + row).to(tl.float64)
     has_top_k = top_k > 0
@@ -231,7 +264,7 @@ def invert_kernel(
     offset = tl.arange(0, TILE)
     at = place * TILE + offset
     x = tl.load(logits_ptr + row * vocab + at, mask=at < vocab, other=_LOWEST)
-    x = tl.where(x == x, tl.maximum(x, _LOWEST), _LOWEST)
+    x = _finite(x)
     inner = tl.where(x > _LOWEST, tl.exp((x - top) * scale), 0.0).to(tl.float64)
     best = tl.min(tl.where(x == top, offset, TILE), axis=0)
     inner = tl.where(is_greedy, (offset == best).to(tl.float64), inner)
@@ -243,25 +276,49 @@ def invert_kernel(
     tl.store(chosen_ptr + row, place * TILE + found)
 
 
-def penalise(
-    logits: torch.Tensor,
-    rows: torch.Tensor,
-    ids: torch.Tensor,
-    repetition: torch.Tensor,
-    added: torch.Tensor,
-) -> None:
-    """Change some logits in place: by the repetition penalty, then by what is added.
+@dataclass(frozen=True)
+class Penalties:
+    """What changes single logits, in this order. On the device, N entries.
 
-    Args:
-        logits: (R, V) float32.
+    Attributes:
         rows: (N,) int32; with *ids* it names each logit at most once.
         ids: (N,) int32.
         repetition: (N,) float32; divides a positive and multiplies a negative logit; 1 = off.
-        added: (N,) float32; the bias less the frequency and presence penalties.
+        subtracted: (N,) float32; the frequency and presence penalties.
+        added: (N,) float32; the bias, or minus infinity for what may not come.
     """
-    block = 256
-    penalise_kernel[(triton.cdiv(len(ids), block),)](
-        logits, rows, ids, repetition, added, len(ids), logits.shape[1], BLOCK=block
+
+    rows: torch.Tensor
+    ids: torch.Tensor
+    repetition: torch.Tensor
+    subtracted: torch.Tensor
+    added: torch.Tensor
+
+
+def penalise(logits: torch.Tensor, entries: Penalties) -> torch.Tensor:
+    """Change some logits in place.
+
+    Args:
+        logits: (R, V) float32, contiguous.
+        entries: which, and how.
+
+    Returns:
+        (N,) what was there before, for `restore`.
+    """
+    kept = torch.empty_like(entries.added)
+    number = len(entries.ids)
+    penalise_kernel[(triton.cdiv(number, _ENTRIES),)](
+        logits, entries.rows, entries.ids, entries.repetition, entries.subtracted, entries.added,
+        kept, number, logits.shape[1], BLOCK=_ENTRIES,
+    )  # fmt: skip
+    return kept
+
+
+def restore(logits: torch.Tensor, entries: Penalties, kept: torch.Tensor) -> None:
+    """Undo `penalise`, which costs less than a copy of all logits before it."""
+    number = len(entries.ids)
+    restore_kernel[(triton.cdiv(number, _ENTRIES),)](
+        logits, entries.rows, entries.ids, kept, number, logits.shape[1], BLOCK=_ENTRIES
     )
 
 
@@ -290,9 +347,8 @@ def draw(logits: torch.Tensor, rows: DrawRows, num_candidates: int = CANDIDATES)
         logits, maxima, sums, top, rows.temperature, rows.uniform, chosen, vocab, num_tiles,
         TILE=TILE, TILES=padded(num_tiles),
     )  # fmt: skip
-    is_cut = (rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0)
-    cut = (is_cut & (rows.temperature > 0.0)).nonzero().squeeze(1)
-    if len(cut):
+    if len(rows.cut):
+        cut = rows.cut.long()
         chosen[cut] = _draw_truncated(logits, rows, cut, (maxima, sums, top), num_candidates)
     return chosen
 
@@ -306,8 +362,7 @@ def _draw_truncated(
 ) -> torch.Tensor:
     maxima, sums, top = (part[cut] for part in stats)
     temperature = rows.temperature[cut]
-    kept_logits = logits[cut] if len(cut) < len(logits) else logits
-    num_rows, vocab = kept_logits.shape
+    num_rows, vocab = len(cut), logits.shape[1]
     weights = sums.double() * ((maxima - top[:, None]).double() / temperature[:, None]).exp()
     # Min-p is a bound by itself; else the r-th largest of the tiles' maxima is.
     rank = min(MAX_TOP_K, maxima.shape[1])
@@ -322,8 +377,9 @@ def _draw_truncated(
     values = torch.empty(shape, dtype=torch.float32, device=device)
     block = TILE * _TILES
     collect_kernel[(num_rows, triton.cdiv(vocab, block))](
-        kept_logits, bounds, counts, ids, values, vocab, BLOCK=block, CANDIDATES=num_candidates
-    )
+        logits, rows.cut, bounds, counts, ids, values, vocab, BLOCK=block,
+        CANDIDATES=num_candidates,
+    )  # fmt: skip
     chosen = torch.empty(num_rows, dtype=torch.int32, device=device)
     choose_kernel[(num_rows,)](
         ids, values, counts, top, weights.sum(dim=1), temperature, rows.top_k[cut],
