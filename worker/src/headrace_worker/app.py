@@ -95,6 +95,7 @@ class WorkerApp:
             settings.kv_capacity_tokens,
             settings.num_threads,
             Rounding[settings.activations.upper()],
+            settings.device,
         )
         self._load = load or self._host.load
         self.replica = ReplicaRef(worker_id=settings.worker_id, incarnation=new_incarnation(clock))

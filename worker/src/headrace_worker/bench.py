@@ -158,6 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--activations", choices=[each.name.lower() for each in Rounding], default="int16",
         help="what activations are rounded to",
     )  # fmt: skip
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="what computes")
     parser.add_argument(
         "--profile", type=Path, metavar="FILE", help="write a timeline for ui.perfetto.dev"
     )
@@ -166,7 +167,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.perf_counter()
     try:
         rounding = Rounding[args.activations.upper()]
-        model = ModelHost(args.model, default_cache_dir(), 16_384, args.threads, rounding).load()
+        host = ModelHost(
+            args.model, default_cache_dir(), 16_384, args.threads, rounding, args.device
+        )
+        model = host.load()
     except HeadraceError as error:
         sys.stderr.write(f"{error.public_message}\n")
         return 1

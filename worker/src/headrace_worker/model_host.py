@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
+import torch
 
 from headrace_common.blocks import BLOCK_SIZE_TOKENS
+from headrace_common.errors import Unavailable
 from headrace_worker.engine.engine import StepRunner
 from headrace_worker.engine.token_table import TokenTable
 from headrace_worker.kernels.rounding import Rounding
 from headrace_worker.model.info import ModelInfo
 from headrace_worker.model.loader import load_model
 from headrace_worker.model.runner import ModelRunner
+from headrace_worker.model.weights import ON_CPU, Placement, placed
 from headrace_worker.prepare import ensure_prepared
 
 _MAX_DEFAULT_KV_BYTES = 1 << 30
 _DEFAULT_MEMORY_SHARE = 0.25
+# Of what a GPU has left once the weights are there; the rest is for the steps themselves.
+_GPU_MEMORY_SHARE = 0.85
+_FLOAT32_BYTES = 4
+ON_GPU = Placement("cuda", torch.bfloat16)
 # Shares of the bar: conversion of a GGUF (its phases in order), then mapping and warming up.
 _PHASE_STARTS = {"lock": 0.0, "hash": 0.02, "tokenizer": 0.1, "weights": 0.15, "done": 0.85}
 _PHASE_ENDS = {"lock": 0.02, "hash": 0.1, "tokenizer": 0.15, "weights": 0.85, "done": 0.85}
@@ -43,6 +50,7 @@ class ModelHost:
         kv_capacity_tokens: size of the KV pool; 0 = by memory.
         num_threads: compute threads.
         rounding: of activations.
+        device: "cpu", or "cuda" for one GPU: bfloat16 weights and KV, Triton kernels.
     """
 
     def __init__(
@@ -52,7 +60,9 @@ class ModelHost:
         kv_capacity_tokens: int,
         num_threads: int,
         rounding: Rounding = Rounding.FLOAT32,
+        device: str = "cpu",
     ) -> None:
+        self._placement = ON_GPU if device == ON_GPU.device else ON_CPU
         self._model_path, self._cache_dir = model_path, cache_dir
         self._kv_capacity_tokens, self._num_threads = kv_capacity_tokens, num_threads
         self._rounding = rounding
@@ -63,18 +73,26 @@ class ModelHost:
         """Do all of it; blocks for seconds.
 
         Raises:
-            HeadraceError: there is no such model, or it cannot be run here.
+            HeadraceError: there is no such model or no such device, or it cannot be run here.
             UnknownTokenizer: its tokens cannot be turned into text here.
         """
+        is_on_gpu = self._placement == ON_GPU
+        if is_on_gpu and not torch.cuda.is_available():
+            raise Unavailable("this process sees no CUDA device; set the worker's device to cpu")
         folder = ensure_prepared(self._model_path, self._cache_dir, self._note)
         loaded = load_model(folder)
         table = TokenTable.from_json(loaded.info.tokenizer_json)
+        if is_on_gpu:
+            weights = placed(loaded.weights, self._placement)
+            loaded = replace(loaded, weights=weights)
         num_blocks = self._num_blocks(loaded.info.kv_bytes_per_token)
         runner = ModelRunner(
             loaded,
             num_blocks,
             num_threads=self._num_threads,
+            backend="triton" if is_on_gpu else "cpu",
             kernel_cache_dir=self._cache_dir / "kernels",
+            placement=self._placement,
             rounding=self._rounding,
         )
         self.progress_ratio = _MAPPED_RATIO
@@ -90,7 +108,14 @@ class ModelHost:
     def _num_blocks(self, kv_bytes_per_token: int) -> int:
         tokens = self._kv_capacity_tokens
         if tokens == 0:
-            free = psutil.virtual_memory().available
-            size = min(_MAX_DEFAULT_KV_BYTES, int(free * _DEFAULT_MEMORY_SHARE))
-            tokens = size // kv_bytes_per_token
+            # The info counts float32.
+            item_bytes = self._placement.dtype.itemsize
+            tokens = self._free_bytes() * _FLOAT32_BYTES // (kv_bytes_per_token * item_bytes)
         return max(1, tokens // BLOCK_SIZE_TOKENS)
+
+    def _free_bytes(self) -> int:
+        if self._placement == ON_GPU:
+            free, _ = torch.cuda.mem_get_info()
+            return int(free * _GPU_MEMORY_SHARE)
+        free = psutil.virtual_memory().available
+        return min(_MAX_DEFAULT_KV_BYTES, int(free * _DEFAULT_MEMORY_SHARE))

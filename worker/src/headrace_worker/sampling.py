@@ -151,7 +151,7 @@ def sample(
         One result per row.
     """
     adjusted = _adjusted(logits, specs)
-    draws = [_draw_of(row_idx, spec) for row_idx, spec in enumerate(specs) if not spec.is_greedy]
+    draws = [draw_of(row_idx, spec) for row_idx, spec in enumerate(specs) if not spec.is_greedy]
     if len(draws) == len(specs):
         chosen = drawer(adjusted, draws)
     else:
@@ -274,7 +274,8 @@ def _likeliest_ids(logits: torch.Tensor) -> torch.Tensor:
     return _mended(logits).argmax(dim=-1)
 
 
-def _draw_of(row_idx: int, spec: SampleSpec) -> Draw:
+def draw_of(row_idx: int, spec: SampleSpec) -> Draw:
+    """Say how a row is drawn that is not greedy."""
     draw = uniform(spec.seed, spec.choice_idx, spec.position)
     return Draw(row_idx, spec.temperature, spec.top_p, spec.min_p, spec.top_k, draw)
 

@@ -51,7 +51,7 @@ class WorkerSettings(RpcServiceSettings):
         ge=0,
         le=1 << 31,
         description="Tokens that the KV pool holds; 0 = as many as fit in a quarter of the free "
-        "memory, at most 1 GiB.",
+        "memory, at most 1 GiB; on a GPU, in 85 % of what the weights leave free.",
     )
     num_threads: int = Field(
         1,
@@ -59,6 +59,11 @@ class WorkerSettings(RpcServiceSettings):
         le=256,
         description="Most compute threads. While other workers with the same cache folder compute "
         "on the same cores, each takes its share of these only.",
+    )
+    device: Literal["cpu", "cuda"] = Field(
+        "cpu",
+        description="What computes: cpu, or cuda for one GPU with bfloat16 weights and KV and the "
+        "Triton kernels. Without a CUDA device the worker does not start then.",
     )
     activations: Literal["float32", "int16", "int8"] = Field(
         "int16",

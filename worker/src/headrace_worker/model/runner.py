@@ -7,6 +7,7 @@ one thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +15,16 @@ import torch
 
 from headrace_common.blocks import BLOCK_SIZE_TOKENS
 from headrace_worker.kernels.dispatch import kernels_for, native_for
-from headrace_worker.kernels.draws import Drawer
 from headrace_worker.kernels.rounding import Rounding
 from headrace_worker.model import kv_memory
 from headrace_worker.model.batch import Batch, Row, build_batch
 from headrace_worker.model.compiled_step import compiled_step
+from headrace_worker.model.decode_graphs import CudaRecorder, DecodeGraphs
 from headrace_worker.model.decoder import Decoder
 from headrace_worker.model.info import ModelInfo
 from headrace_worker.model.loader import load_model
 from headrace_worker.model.weights import ON_CPU, LoadedModel, Placement, placed
-from headrace_worker.sampling import Sampled, SampleSpec, drawn, sample
+from headrace_worker.sampling import Sampled, SampleSpec, sample
 
 __all__ = ["ModelRunner", "Row"]
 
@@ -69,20 +70,28 @@ class ModelRunner:
         self.info: ModelInfo = loaded.info
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._kernels, self._device = kernels_for(backend), torch.device(placement.device)
+        self._device = torch.device(placement.device)
+        self._kernels = kernels_for(backend, self._device)
         weights = loaded.weights if placement == ON_CPU else placed(loaded.weights, placement)
         self._model = Decoder(loaded.config, weights, self._kernels)
         on_cpu = placement == ON_CPU
         native = native_for(backend, kernel_cache_dir, num_threads) if on_cpu else None
         self._compiled = compiled_step(loaded, native, rounding) if native else None
-        self._drawer: Drawer = native.draw if native else drawn
+        self._sample = partial(sample, drawer=native.draw) if native else self._kernels.sample
         # Two sets of threads would fight for the cores, and torch's know nothing of other workers.
         torch.set_num_threads(1 if self._compiled else min(num_threads, torch.get_num_threads()))
         config = loaded.config
+        # The rows that pad a recorded step have a block of their own.
+        records = placement.records_decodes and self._device.type == "cuda"
         shape = (
-            config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim,
+            config.num_layers, 2, num_blocks + records, block_size, config.num_kv_heads,
+            config.head_dim,
         )  # fmt: skip
         self._kv = _lazy_zeros(shape) if placement == ON_CPU else _zeros(shape, placement)
+        plan = self._kernels.decode_plan if records else None
+        self._graphs = plan and DecodeGraphs(
+            self._model, plan, self._kv, config.context_tokens, CudaRecorder()
+        )
 
     @property
     def uses_compiled_kernels(self) -> bool:
@@ -100,11 +109,15 @@ class ModelRunner:
             rows: at least one; token ids and block ids must be in range (not checked here).
 
         Returns:
-            (sum of num_logits, V) float32 in row order, owned by the caller.
+            (sum of num_logits, V) float32 in row order, on the runner's device, valid until the
+            next call.
         """
         if self._compiled is not None:
             return self._compiled(rows, self._kv)
-        return self._model.forward(self._batch(rows), self._kv).float().cpu()
+        logits = self._graphs(rows) if self._graphs else None
+        if logits is None:
+            logits = self._model.forward(self._batch(rows), self._kv).float()
+        return logits
 
     @torch.inference_mode()
     def hidden(self, rows: Sequence[Row]) -> torch.Tensor:
@@ -118,8 +131,8 @@ class ModelRunner:
         return build_batch(rows, self.block_size, self._kernels.make_plan, self._device)
 
     def sample(self, logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[Sampled]:
-        """Draw one token per row; see `headrace_worker.sampling.sample`."""
-        return sample(logits, specs, self._drawer)
+        """Draw one token per row of what `forward` gave; see `headrace_worker.sampling.sample`."""
+        return self._sample(logits, specs)
 
     def copy_block(self, src: int, dst: int) -> None:
         """Copy one block's KV over all layers (copy-on-write)."""

@@ -80,10 +80,17 @@ class DecoderWeights:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where weights and KV lie, and in which type they are computed."""
+    """Where weights and KV lie, and how they are computed.
+
+    Attributes:
+        device: as torch names it.
+        dtype: of both.
+        records_decodes: play recorded programs where a step only decodes; CUDA devices only.
+    """
 
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
+    records_decodes: bool = True
 
 
 ON_CPU = Placement()

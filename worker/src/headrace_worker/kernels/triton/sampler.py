@@ -27,7 +27,8 @@ from headrace_worker.sampling import (
     Sampled,
     SampleSpec,
     allowed_ids,
-    draw_one,
+    draw_of,
+    drawn,
     is_truncated,
     uniform,
     with_logprobs,
@@ -54,7 +55,8 @@ def sample(
     chosen = draw(drawn_from, draw_rows(specs, logits.device), num_candidates).tolist()
     for row_idx, token_id in enumerate(chosen):
         if token_id == UNDECIDED:
-            chosen[row_idx] = draw_one(drawn_from[row_idx].cpu(), specs[row_idx])
+            row = drawn_from[row_idx : row_idx + 1].cpu()
+            (chosen[row_idx],) = drawn(row, [draw_of(0, specs[row_idx])])
     if entries is not None and kept is not None and drawn_from is logits:
         restore(logits, entries, kept)
     return _results(logits, specs, chosen)
