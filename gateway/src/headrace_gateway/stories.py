@@ -25,10 +25,10 @@ from headrace_gateway.state.schema import stories as table
 from headrace_gateway.state.store import Owner, StateStore
 from headrace_gateway.visit import Visit
 
-# A tenth of a second's worth at a time: the thread that writes holds the interpreter only briefly.
-_FLUSH_S = 0.1
+# A quarter of a second at a time: the thread that writes holds the interpreter only briefly.
+_FLUSH_S = 0.25
 _IDLE_S = 1.0
-_MAX_FLUSHED = 50
+_MAX_FLUSHED = 125
 _MAX_REMEMBERED = 5_000
 
 

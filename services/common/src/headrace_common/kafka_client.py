@@ -16,6 +16,7 @@ USAGE_TOPIC = "usage.v1"
 WORKER_USAGE_TOPIC = "usage.worker.v1"
 GUARD_AUDIT_TOPIC = "guard.audit.v1"
 NUM_PARTITIONS = 12
+_MAX_BATCH_BYTES = 128 * 1024
 
 
 def producer(bootstrap_servers: str, client_id: str) -> AIOKafkaProducer:
@@ -26,6 +27,7 @@ def producer(bootstrap_servers: str, client_id: str) -> AIOKafkaProducer:
         acks="all",
         compression_type="lz4",
         linger_ms=5,
+        max_batch_size=_MAX_BATCH_BYTES,
         request_timeout_ms=5000,
         metadata_max_age_ms=30_000,
     )
