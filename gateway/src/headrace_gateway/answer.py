@@ -132,6 +132,10 @@ class Delivery:
     lost_the_guard: bool = False
 
 
+class _GuardEndedItError(Exception):
+    """The guard has ended every choice; the worker need not go on."""
+
+
 class Answer:
     """Runs the jobs of one request and feeds the sink.
 
@@ -172,8 +176,9 @@ class Answer:
         ]
         self._is_echo_only = is_echo_only
         self._num_over = 0
-        # Without a guard: what was read and is not yet sent, and whether the sink has begun.
+        # Without a guard: what was read and is not yet sent.
         self._taken: list[Release] = []
+        # Whether the sink has, where one task does everything.
         self._has_begun = False
         self._has_started = False
         # Set when a worker has taken a job, or none could.
@@ -189,6 +194,9 @@ class Answer:
         """
         if self._check.is_unguarded and len(self._jobs) == 1:
             await self._run_alone(deadline_s)
+            return
+        if self._check.is_whole and len(self._jobs) == 1:
+            await self._run_whole(deadline_s)
             return
         pump = asyncio.create_task(self._pump(deadline_s))
         try:
@@ -219,6 +227,36 @@ class Answer:
         if self._num_over < len(self._choices):
             raise Internal
 
+    async def _run_whole(self, deadline_s: float) -> None:
+        """Nobody reads before the end: one task makes the answer, then hears the guard on it.
+
+        What the guard has said meanwhile is taken between two steps of the worker, so that a
+        blocked answer ends there.
+        """
+        job, num_choices = self._jobs[0], len(self._choices)
+        try:
+            with span("generate", attributes={"jobs": 1}):
+                try:
+                    await self._generator.run(job, deadline_s, self._take, self._take_ready)
+                except _GuardEndedItError:
+                    return
+            self._check.finish()
+            await self._begin_once()
+            async for release in self._check.releases():
+                self._emit(release)
+                if self._num_over >= num_choices:
+                    return
+        finally:
+            self._end_check()
+        raise Internal
+
+    async def _take_ready(self) -> None:
+        await self._begin_once()
+        while (release := self._check.take_ready()) is not None:
+            self._emit(release)
+        if self._num_over >= len(self._choices):
+            raise _GuardEndedItError
+
     def _end_check(self) -> None:
         self.delivery.went_unguarded = self._check.is_unguarded
         self.delivery.lost_the_guard = self._check.is_lost
@@ -239,10 +277,13 @@ class Answer:
             choice.note(delta)
         return choice_idx, is_last
 
-    async def _send_taken(self) -> None:
+    async def _begin_once(self) -> None:
         if not self._has_begun:
             self._has_begun = True
             await self._sink.begin(len(self._choices))
+
+    async def _send_taken(self) -> None:
+        await self._begin_once()
         taken, self._taken = self._taken, []
         for release in taken:
             self._emit(release)

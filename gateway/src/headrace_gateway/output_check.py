@@ -63,7 +63,7 @@ class OutputCheck:
         self._call = call
         # Text of a whole answer that waits to be a piece, by choice.
         self._gathered: dict[int, str] = {}
-        self._is_whole = is_whole
+        self.is_whole = is_whole
         self._is_fail_open, self._metrics = is_fail_open, metrics
         # Pushed, not yet released, per choice: a fail-open key gets it when the guard is lost.
         self._held: dict[int, deque[str]] = {}
@@ -102,7 +102,7 @@ class OutputCheck:
         held.append(text)
         if is_last:
             self._ends.add(choice_idx)
-        if self._is_whole:
+        if self.is_whole:
             text = self._gathered.pop(choice_idx, "") + text
             if not is_last and len(text) < _PIECE_CHARS:
                 self._gathered[choice_idx] = text
@@ -145,6 +145,13 @@ class OutputCheck:
             yield self._released(answer)
         while (release := await self._unguarded.get()) is not None:
             yield release
+
+    def take_ready(self) -> Release | None:
+        """Return a release of the guard's if it is there; the check's end is for `releases`."""
+        if self._call is None:
+            return None
+        answer = self._call.take_ready()
+        return None if answer is None else self._released(answer)
 
     def close(self) -> None:
         """Let the guard forget the answer."""

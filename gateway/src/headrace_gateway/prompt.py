@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -186,11 +186,12 @@ class PromptEncoder:
         return messages
 
     def _needs_marks(self, spelling: re.Pattern[str], messages: Sequence[Message]) -> bool:
-        return any(
-            spelling.search(text) or text.endswith(self._beginnings)
-            for message in messages
-            for text in _strings(message)
-        )
+        texts = _strings(messages)
+        # All at once; a spelling found across two texts only costs the marks that nobody needed.
+        if spelling.search("\n".join(texts)) is not None:
+            return True
+        beginnings = self._beginnings
+        return any(text.endswith(beginnings) for text in texts)
 
     def _marked(self, spelling: re.Pattern[str], text: str, mark: str) -> str:
         # A spelling may start inside another, so every character of it is followed by the mark.
@@ -240,16 +241,20 @@ def _alternatives(spellings: Mapping[str, object]) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
 
-def _strings(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _strings(key)
-            yield from _strings(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _strings(inner)
+def _strings(values: Sequence[Message]) -> list[str]:
+    """Return every text in JSON values, keys included."""
+    texts: list[str] = []
+    todo: list[object] = list(values)
+    while todo:
+        value = todo.pop()
+        if isinstance(value, dict):
+            texts.extend(value)
+            todo.extend(value.values())
+        elif isinstance(value, str):
+            texts.append(value)
+        elif isinstance(value, list):
+            todo.extend(value)
+    return texts
 
 
 def _map_strings(value: Any, change: Callable[[str], str]) -> Any:  # Any: JSON values
@@ -267,7 +272,7 @@ def _map_strings(value: Any, change: Callable[[str], str]) -> Any:  # Any: JSON 
 
 
 def _free_mark(messages: Sequence[Message]) -> str:
-    used = set[str]().union(*(text for message in messages for text in _strings(message)))
+    used = set[str]().union(*_strings(messages))
     for code in range(_FIRST_MARK, _LAST_MARK + 1):
         if chr(code) not in used:
             return chr(code)

@@ -73,6 +73,7 @@ _log = logging.getLogger(__name__)
 
 # Larger inputs are encoded first: one that does not fit the context is not worth the guard's time.
 _GUARD_LATER_CHARS = 64 * 1024
+_NO_BOUND = contextlib.nullcontext()
 # The last event waits so long for the lease's return; then it goes on behind the answer.
 _SETTLE_WAIT_S = 0.25
 
@@ -338,14 +339,12 @@ class RequestFlow:
             is_whole=not (visit.request.streaming.is_stream or visit.request.logprobs),
         )
 
-        left_s = deadline_s - self.clock.now_s()
-        first_s = _start_timeout_s(visit, left_s)
+        start_bound = _start_bound(visit)
 
         def on_started(job: Job) -> None:
             self._add_headers(visit, job)
-            if first_s < left_s:
-                loop_s = asyncio.get_running_loop().time()
-                timer.reschedule(loop_s + deadline_s - self.clock.now_s())
+            if start_bound is not None:
+                start_bound.reschedule(None)
 
         tools = visit.request.tools
         answer = Answer(
@@ -360,9 +359,10 @@ class RequestFlow:
         )
         visit.delivery = answer.delivery
         try:
-            async with asyncio.timeout(first_s) as timer:
+            # The calls to router and worker end at the deadline by themselves.
+            async with start_bound or _NO_BOUND:
                 await answer.run(deadline_s)
-        except TimeoutError as error:
+        except (Deadline, TimeoutError) as error:
             raise Deadline("The request took too long.") from error
         except InvalidRequest as error:
             raise for_client(error, visit.request) from error
@@ -517,9 +517,9 @@ async def _outlived(task: asyncio.Task[None]) -> None:
     task.result()
 
 
-def _start_timeout_s(visit: Visit, left_s: float) -> float:
+def _start_bound(visit: Visit) -> asyncio.Timeout | None:
     """Return by when a worker must have begun, while there is another model to turn to."""
     choice = visit.choice
     if choice is None or not choice.spares or choice.start_timeout_s is None:
-        return left_s
-    return min(left_s, choice.start_timeout_s)
+        return None
+    return asyncio.timeout(choice.start_timeout_s)
