@@ -8,6 +8,7 @@ A part that is left out is replaced by one that says yes at once, in this proces
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
 import tempfile
@@ -98,11 +99,14 @@ class NoLog:
     async def close(self) -> None:
         """Nothing to write."""
 
-    async def opened(self, event: UsageEvent) -> None:
+    def opened(self, event: UsageEvent) -> None:
         """Forget it."""
 
-    async def closed(self, event: UsageEvent) -> None:
+    def closed(self, event: UsageEvent) -> asyncio.Future[None]:
         """Forget it."""
+        forgotten: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        forgotten.set_result(None)
+        return forgotten
 
 
 async def _serve(settings: GatewaySettings, without: set[str]) -> None:

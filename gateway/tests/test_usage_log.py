@@ -79,7 +79,7 @@ async def test_a_closed_event_is_on_disk_when_the_call_returns(tmp_path: Path) -
     """The last bytes go to the client only then."""
     log = usage_log(tmp_path)
     await log.start()
-    await log.opened(opened("req_1"))
+    log.opened(opened("req_1"))
     await log.closed(closed("req_1"))
     kinds = [(e.request_id, e.kind) for e in on_disk(tmp_path)]
     assert kinds == [("req_1", UsageEvent.KIND_OPENED), ("req_1", UsageEvent.KIND_CLOSED)]
@@ -90,8 +90,8 @@ async def test_what_a_dead_process_left_open_is_closed_as_swept(tmp_path: Path) 
     """Exactly one closed event per request, with all that billing needs to book it."""
     log = usage_log(tmp_path)
     await log.start()
-    await log.opened(opened("req_1"))
-    await log.opened(opened("req_2"))
+    log.opened(opened("req_1"))
+    log.opened(opened("req_2"))
     await log.closed(closed("req_2"))
     await log.close()
     registry = CollectorRegistry()
@@ -123,11 +123,11 @@ async def test_a_full_outbox_refuses_new_requests_and_still_closes_running_ones(
     """What was admitted is billed."""
     log = usage_log(tmp_path, max_bytes=150)
     await log.start()
-    await log.opened(opened("req_1"))
+    log.opened(opened("req_1"))
     await log.closed(closed("req_1"))
     assert log.is_full
     with pytest.raises(Unavailable):
-        await log.opened(opened("req_2"))
+        log.opened(opened("req_2"))
     await log.closed(closed("req_3"))
     await log.close()
     assert {e.request_id for e in on_disk(tmp_path)} == {"req_1", "req_3"}
@@ -140,7 +140,7 @@ async def test_a_request_pins_its_segment_until_long_after_its_deadline(
     """A request that is never closed by mistake must not keep the disk filling."""
     log = usage_log(tmp_path)
     await log.start()
-    await log.opened(opened("req_1", deadline_in_s))
+    log.opened(opened("req_1", deadline_in_s))
     assert log._relay.is_pinned("req_1") is is_open
     await log.closed(closed("req_1"))
     assert not log._relay.is_pinned("req_1")

@@ -167,10 +167,14 @@ class Outbox:
         Raises:
             Unavailable: the disk refused. The event stays queued and is tried again.
         """
-        waiter = asyncio.get_running_loop().create_future()
+        await self.append_hurried(event)
+
+    def append_hurried(self, event: UsageEvent) -> asyncio.Future[None]:
+        """Stamp and queue an event; the result says when it is on disk, as `append_durable`."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._put(event, waiter)
         self._hurry.set()
-        await waiter
+        return waiter
 
     async def close(self) -> None:
         """Write what is queued, if the disk lets, and give the folder back."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 
@@ -82,7 +83,10 @@ def header_pairs(states: Iterable[pb.DimensionState]) -> list[tuple[str, str]]:
             ]
     if told:
         pairs += [
-            ("ratelimit-policy", ", ".join([_policy(state) for state in told])),
+            (
+                "ratelimit-policy",
+                ", ".join([_policy(it.level, it.dimension, it.limit) for it in told]),
+            ),
             ("ratelimit", ", ".join([_standing(state) for state in told])),
         ]
     return pairs
@@ -103,17 +107,21 @@ def duration_text(duration_us: int) -> str:
     return f"{minutes}m{seconds}" if minutes else seconds
 
 
-def _policy(state: pb.DimensionState) -> str:
-    form = _FORMS[state.dimension]
+# Limits are a key's own and change seldom.
+@lru_cache(maxsize=4096)
+def _policy(level: pb.Level.ValueType, dimension: pb.Dimension.ValueType, limit: int) -> str:
+    form = _FORMS[dimension]
     window = f";w={form.window_s}" if form.window_s else ""
-    return f'"{_name(state)}";q={min(state.limit, _MAX_INTEGER)};qu="{form.unit}"{window}'
+    name = _name(level, dimension)
+    return f'"{name}";q={min(limit, _MAX_INTEGER)};qu="{form.unit}"{window}'
 
 
 def _standing(state: pb.DimensionState) -> str:
     seconds = -(-state.reset_us // 1_000_000)
     reset = f";t={seconds}" if seconds else ""
-    return f'"{_name(state)}";r={min(state.remaining, _MAX_INTEGER)}{reset}'
+    name = _name(state.level, state.dimension)
+    return f'"{name}";r={min(state.remaining, _MAX_INTEGER)}{reset}'
 
 
-def _name(state: pb.DimensionState) -> str:
-    return _NAMED.get((state.level, state.dimension)) or f"key-{_FORMS[state.dimension].name}"
+def _name(level: pb.Level.ValueType, dimension: pb.Dimension.ValueType) -> str:
+    return _NAMED.get((level, dimension)) or f"key-{_FORMS[dimension].name}"

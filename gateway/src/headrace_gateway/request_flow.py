@@ -8,9 +8,9 @@
                                                                  '-> lease settled
                                                                  --> last bytes to the client
 
-From `opened` on, exactly one `closed` follows, whatever the ending: `_close` runs as a task of its
-own, so that no cancellation reaches it. A refusal before `opened` leaves nothing behind but a
-counted request.
+From `opened` on, exactly one `closed` follows, whatever the ending: `_close` says all of it before
+it waits for the first time, so that a cancellation only ends the waiting. A refusal before `opened`
+leaves nothing behind but a counted request.
 
 A model that cannot answer gives way to the next of its route before the first byte; `closed` then
 names the one that answered, at its own price.
@@ -25,6 +25,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from headrace_common.clock import Clock, unix_us
@@ -115,7 +116,7 @@ class RequestFlow:
     limits: FlowLimits
     output_estimates: OutputEstimates = field(default_factory=OutputEstimates)
     stories: Stories | None = None
-    _closings: set[asyncio.Task[None]] = field(default_factory=set)
+    _closings: set[asyncio.Future[None]] = field(default_factory=set)
 
     async def serve(self, visit: Visit) -> None:
         """Answer one request. Cancelling it closes the request as left by the client.
@@ -130,7 +131,7 @@ class RequestFlow:
             raise Unavailable("Usage cannot be recorded now.", retry_after_s=5.0)
         admitted = await self._admit(visit, model)
         try:
-            await self._open(visit, admitted)
+            self._open(visit, admitted)
         except BaseException:
             self._give_back(admitted, Amounts(requests=1))
             raise
@@ -234,12 +235,12 @@ class RequestFlow:
             price_tier=visit.price_tier,
         )
 
-    async def _open(self, visit: Visit, admitted: _Admitted) -> None:
+    def _open(self, visit: Visit, admitted: _Admitted) -> None:
         visit.jobs = self._jobs(visit, admitted.model, admitted.prompts)
         now_us = unix_us(self.clock)
         deadline_us = now_us + int(self.limits.request_timeout_s * 1e6)
         event = admitted.account.opened(now_us, admitted.hold_nano_usd, deadline_us)
-        await self.usage_log.opened(event)
+        self.usage_log.opened(event)
 
     def _jobs(self, visit: Visit, model: ServedModel, prompts: list[EncodedPrompt]) -> list[Job]:
         goals = self.limits.ttft_goals
@@ -259,7 +260,7 @@ class RequestFlow:
             raise
         finally:
             with _Stage(self, visit, "close"):
-                await _outlived(self._later(self._close(visit, admitted, ending)))
+                await self._close(visit, admitted, ending)
         await sink.end(total_usage(visit.jobs))
 
     async def _work(self, visit: Visit, admitted: _Admitted) -> Sink | VectorSink:
@@ -419,6 +420,7 @@ class RequestFlow:
     async def _close(
         self, visit: Visit, admitted: _Admitted, ending: usage_pb2.Ending.ValueType
     ) -> None:
+        """Record the end and settle; what is awaited here happens whoever waits."""
         usage = total_usage(visit.jobs)
         event = admitted.account.closed(
             unix_us(self.clock),
@@ -450,20 +452,24 @@ class RequestFlow:
         self.sent_reports.tell(visit)
         if self.stories is not None:
             self.stories.add(visit, event)
-        try:
-            await self.usage_log.closed(event)
-        except Unavailable as error:
-            # Kept in memory and written once the disk takes it; the client's answer is complete.
-            self.metrics.degraded.labels("outbox").inc()
-            _log.warning("%s is closed, not yet on disk: %s", visit.request_id, error)
-        if settling is not None and not settling.done():
-            await asyncio.wait({settling}, timeout=_SETTLE_WAIT_S)
+        recorded = self.usage_log.closed(event)
+        self._keep(recorded)
+        recorded.add_done_callback(partial(self._note_recorded, visit.request_id))
         for kind, count in (
             ("prompt", usage.prompt_tokens),
             ("cached", cached),
             ("output", usage.output_tokens),
         ):
             self.metrics.tokens.labels(kind).inc(count)
+        await _ended(recorded)
+        if settling is not None and not settling.done():
+            await asyncio.wait({settling}, timeout=_SETTLE_WAIT_S)
+
+    def _note_recorded(self, request_id: str, recorded: asyncio.Future[None]) -> None:
+        if not recorded.cancelled() and (error := recorded.exception()) is not None:
+            # Kept in memory and written once the disk takes it; the client's answer is complete.
+            self.metrics.degraded.labels("outbox").inc()
+            _log.warning("%s is closed, not yet on disk: %s", request_id, error)
 
     def _give_back(self, admitted: _Admitted, actual: Amounts) -> asyncio.Task[None] | None:
         """Begin to settle the lease, once; None = it was settled before."""
@@ -473,9 +479,12 @@ class RequestFlow:
     def _later(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run work that no cancellation of the request may reach."""
         task = asyncio.create_task(work)
-        self._closings.add(task)
-        task.add_done_callback(self._closings.discard)
+        self._keep(task)
         return task
+
+    def _keep(self, closing: asyncio.Future[None]) -> None:
+        self._closings.add(closing)
+        closing.add_done_callback(self._closings.discard)
 
     def note_stage(self, visit: Visit, name: str, elapsed_s: float) -> None:
         """Note how long a stage took."""
@@ -504,17 +513,16 @@ class _Stage:
             self._span.__exit__(*exc_info)
 
 
-async def _outlived(task: asyncio.Task[None]) -> None:
-    """Wait for a task that goes on if the waiter is cancelled: `asyncio.shield` at a tenth."""
+async def _ended(work: asyncio.Future[None]) -> None:
+    """Wait for what goes on if the waiter is cancelled, well or badly ended."""
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def tell(_: object) -> None:
         if not ended.done():
             ended.set_result(None)
 
-    task.add_done_callback(tell)
+    work.add_done_callback(tell)
     await ended
-    task.result()
 
 
 def _start_bound(visit: Visit) -> asyncio.Timeout | None:

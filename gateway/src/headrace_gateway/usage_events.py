@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -32,12 +33,12 @@ class UsageLog(Protocol):
         """Write what is queued, stop."""
         ...
 
-    async def opened(self, event: UsageEvent) -> None:
+    def opened(self, event: UsageEvent) -> None:
         """Append; need not be durable."""
         ...
 
-    async def closed(self, event: UsageEvent) -> None:
-        """Append; return once durable."""
+    def closed(self, event: UsageEvent) -> asyncio.Future[None]:
+        """Append, whether anybody waits or not; done once durable."""
         ...
 
 

@@ -11,7 +11,9 @@ Billing books a swept event by the worker's own count if it has one: the gateway
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from functools import partial
 from pathlib import Path
 
 from headrace_common.clock import Clock, unix_us
@@ -87,7 +89,7 @@ class UsageLog:
         if self._relay is not None:
             await self._relay.start()
 
-    async def opened(self, event: UsageEvent) -> None:
+    def opened(self, event: UsageEvent) -> None:
         """Record that a request was admitted. Returns before it is durable: its order is kept.
 
         Raises:
@@ -98,14 +100,20 @@ class UsageLog:
         self._open[event.request_id] = event.deadline_unix_us
         self._outbox.append(event)
 
-    async def closed(self, event: UsageEvent) -> None:
-        """Record how a request ended; return once that is on disk.
+    def closed(self, event: UsageEvent) -> asyncio.Future[None]:
+        """Record how a request ended.
 
-        Raises:
-            Unavailable: the disk refused. The event is kept in memory and written once it can be.
+        Returns:
+            Done once that is on disk; with `Unavailable` if the disk refused. The event is kept in
+            memory then, and written once it can be.
         """
-        await self._outbox.append_durable(event)
-        self._open.pop(event.request_id, None)
+        recorded = self._outbox.append_hurried(event)
+        recorded.add_done_callback(partial(self._forget, event.request_id))
+        return recorded
+
+    def _forget(self, request_id: str, recorded: asyncio.Future[None]) -> None:
+        if not recorded.cancelled() and recorded.exception() is None:
+            self._open.pop(request_id, None)
 
     async def close(self) -> None:
         """Write what is queued, hand over what the broker takes within a second, stop."""

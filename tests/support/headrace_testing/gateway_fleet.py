@@ -79,14 +79,16 @@ class MemoryUsageLog:
     async def close(self) -> None:
         """Nothing to write."""
 
-    async def opened(self, event: UsageEvent) -> None:
+    def opened(self, event: UsageEvent) -> None:
         """Keep it."""
         self.events.append(event)
 
-    async def closed(self, event: UsageEvent) -> None:
+    def closed(self, event: UsageEvent) -> asyncio.Future[None]:
         """Keep it, as durable as memory is."""
-        await asyncio.sleep(0)
         self.events.append(event)
+        kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        kept.set_result(None)
+        return kept
 
     def closed_events(self) -> list[UsageEvent]:
         """Endings, in order."""

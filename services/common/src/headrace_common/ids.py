@@ -6,8 +6,8 @@ which keeps ledger indexes append-mostly.
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 from typing import NewType
 
 from headrace_common.clock import Clock
@@ -26,7 +26,7 @@ _SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}\Z")
 
 def ulid(clock: Clock) -> str:
     """Return a fresh 26-character ULID."""
-    return _ulid(int(clock.unix_s() * 1000), secrets.randbits(80))
+    return _ulid(int(clock.unix_s() * 1000), int.from_bytes(os.urandom(10), "big"))
 
 
 def _ulid(unix_ms: int, low_bits: int) -> str:
