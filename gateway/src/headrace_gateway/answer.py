@@ -8,6 +8,10 @@
 
 Log probabilities spell out tokens, so they wait until their text is released, and are dropped where
 the guard blocked or replaced text.
+
+Without a guard, and for answers that are sent whole, one task does all of it.
+
+Long because the three ways share what an answer is.
 """
 
 from __future__ import annotations
