@@ -127,6 +127,29 @@ async def test_a_word_split_over_two_parts_is_found(first: str, second: str) -> 
     assert result.redacted_parts[2].startswith("[redacted blocklist]")
 
 
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("a can", "ar", "y here"),
+        ("a can", "ary here", "yes", "and so", "on", "and on"),
+        ("a c", "a", "n", "a", "r", "y", "there"),
+        (f"run {base64.b64encode(b'the canary sings').decode()[:11]}",
+         f"{base64.b64encode(b'the canary sings').decode()[11:]} now", "please"),
+    ],
+)  # fmt: skip
+async def test_what_is_split_over_many_parts_is_found(texts: tuple[str, ...]) -> None:
+    """However long ago, in however many pieces, encoded or not; positions lie in the parts."""
+    result = await check(MIXED, "hello", *texts)
+    assert result.verdict.action is Action.BLOCK
+    for finding in result.verdict.findings:
+        assert 0 <= finding.start < finding.end <= len(("hello", *texts)[finding.part_idx])
+
+
+async def test_parts_that_only_meet_are_clean() -> None:
+    """No word of the list crosses their borders."""
+    assert (await check(MIXED, "a can", "of beans", "ary", "x", "can")).verdict.findings == ()
+
+
 async def test_shadow_reports_and_does_nothing() -> None:
     """What would have been done is told, and the request passes."""
     made = plan(input_='"pii.*" = { action = "block", shadow = true }', direction=Direction.INPUT)

@@ -301,11 +301,20 @@ async def test_no_disguise_passes(fleet: GatewayFleet) -> None:
 async def test_a_word_split_over_messages_is_seen(fleet: GatewayFleet) -> None:
     """Two user turns in a row are one text to many models."""
     parts = [{"type": "text", "text": "to zanz"}, {"type": "text", "text": "ibar now"}]
-    halves = [{"role": "user", "content": half} for half in ("to zanz", "ibar now")]
+    encoded = base64.b64encode(_SAID.encode()).decode()
+    told: list[list[Body]] = [
+        [{"role": "user", "content": piece} for piece in pieces]
+        for pieces in (
+            ("to zanz", "ibar now"),
+            ("zan", "zi", "bar"),
+            ("z\u0430nz", "ib\u0430r", "hello", "are", "you", "there?"),
+            (encoded[:20], encoded[20:]),
+        )
+    ]
     async with fleet.http() as client:
-        for messages in (halves, [{"role": "user", "content": parts}]):
+        for messages in (*told, [{"role": "user", "content": parts}]):
             path, body = _chat(*messages)
-            assert (await client.post(path, json=body)).status_code == 400
+            assert (await client.post(path, json=body)).status_code == 400, messages
 
 
 _ANSWERED_IN = ("chat user", "completions", "responses text", "messages text")

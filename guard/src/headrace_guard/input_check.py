@@ -1,13 +1,13 @@
 """Judges a whole request before it is dispatched: every part, of whatever role.
 
 A part is judged as it stands (in all its views, see `headrace_guard.normalise`), and whatever is
-encoded in it on its own. The borders between the last parts are looked at too, as a word may be
-split over two messages.
+encoded in it on its own. The borders between parts are looked at too, as a word may be split over
+several messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from headrace_guard.classifiers.base import Match
@@ -19,9 +19,14 @@ from headrace_guard.plan import Plan
 from headrace_guard.redact import redact
 from headrace_guard.verdict import Action, Finding, Reason, Verdict, judge
 
-# How many borders between parts are looked at, from the end, and how much on either side.
-MAX_BORDERS = 2
-_BORDER_CHARS = 256
+# How many borders between parts are looked at, from the end, and how much on either side: of the
+# last ones, which no earlier request had, and of those before.
+MAX_BORDERS, _LAST_BORDERS = 64, 2
+_BORDER_CHARS, _EARLY_BORDER_CHARS = 256, 64
+# Between the surroundings of two borders that are searched in one go.
+_APART = "\n\n"
+# A word may lie in pieces over so many parts, if those between are no longer than that.
+_MAX_RUN, _PIECE_CHARS = 6, 16
 # What may stand between two parts once they are one text.
 _JOINS = ("", " ")
 
@@ -86,25 +91,95 @@ def check_part(plan: Plan, part: Part, deadline: Deadline) -> PartResult:
 
 
 def check_borders(plan: Plan, parts: Sequence[Part], deadline: Deadline) -> list[Finding]:
-    """Look for what is split over two parts; each half becomes a finding of its own.
+    """Look for what is split over parts in a row; each piece is a finding of its own.
 
     Raises:
         OutOfTimeError: the time is over.
     """
+    last = max(0, len(parts) - 1 - _LAST_BORDERS)
     findings: list[Finding] = []
-    for idx in range(max(1, len(parts) - MAX_BORDERS), len(parts)):
-        first, second = parts[idx - 1], parts[idx]
-        tail, head = first.text[-_BORDER_CHARS:], second.text[:_BORDER_CHARS]
-        for join in _JOINS:
-            found = _matches(plan, tail + join + head, deadline)
-            border, behind = len(tail), len(tail) + len(join)
-            for match in allowed(plan, first, allowed(plan, second, found)):
-                if match.start < border and match.end > behind:
-                    offset = len(first.text) - border
-                    left = replace(match, start=match.start + offset, end=len(first.text))
-                    right = replace(match, start=0, end=match.end - behind)
-                    findings += plan.finding(left, idx - 1), plan.finding(right, idx)
+    for join in _JOINS:
+        early = range(max(0, len(parts) - 1 - MAX_BORDERS), last)
+        seams = [one for idx in early for one in _seams(parts, idx, _EARLY_BORDER_CHARS, join)]
+        matches = _matches(plan, _APART.join(one.text for one in seams), deadline) if seams else []
+        offset = 0
+        for one in seams:
+            end = offset + len(one.text)
+            for match in matches:
+                if offset <= match.start and match.end <= end:
+                    mine = replace(match, start=match.start - offset, end=match.end - offset)
+                    findings += _pieces(plan, parts, one, mine)
+            offset = end + len(_APART)
+        for one in (
+            one
+            for idx in range(last, len(parts) - 1)
+            for one in _seams(parts, idx, _BORDER_CHARS, join)
+        ):
+            found = _matches(plan, one.text, deadline)
+            for piece in () if join else decoded(one.text).pieces:
+                found += (placed(match, piece) for match in _matches(plan, piece.text, deadline))
+            findings += (half for match in found for half in _pieces(plan, parts, one, match))
     return findings
+
+
+@dataclass(frozen=True, slots=True)
+class _Seam:
+    """Parts in a row as one text.
+
+    Args:
+        first: index of the first of them.
+        text: what they say, and some of what stands before and behind.
+        starts: where each begins in it; negative: before it.
+    """
+
+    first: int
+    text: str
+    starts: tuple[int, ...]
+
+
+def _seams(parts: Sequence[Part], idx: int, size: int, join: str) -> Iterator[_Seam]:
+    """Yield runs of parts from *idx* on: two, and more while those between are short."""
+    for stop in range(idx + 2, min(len(parts), idx + _MAX_RUN) + 1):
+        yield _seam(parts, idx, stop, size, join)
+        if join or len(parts[stop - 1].text) > _PIECE_CHARS:
+            break
+
+
+def _seam(parts: Sequence[Part], idx: int, stop: int, size: int, join: str) -> _Seam:
+    before, behind = "", ""
+    for part in reversed(parts[:idx]):
+        if len(before) + len(parts[idx].text) >= size:
+            break
+        before = f"{part.text[-size:]} {before}"
+    for part in parts[stop:]:
+        if len(behind) + len(parts[stop - 1].text) >= size:
+            break
+        behind += f" {part.text[:size]}"
+    text = before[-size:]
+    starts: list[int] = []
+    for part in parts[idx:stop]:
+        shown = part.text[-size:] if not starts else part.text[:size]
+        text += join if starts else ""
+        starts.append(len(text) - (0 if starts else len(part.text) - len(shown)))
+        text += shown
+    return _Seam(idx, text + behind[:size], tuple(starts))
+
+
+def _pieces(plan: Plan, parts: Sequence[Part], seam: _Seam, match: Match) -> list[Finding]:
+    """Return what of a match lies in each of the parts, if it lies in several."""
+    touched = [
+        (idx, start, start + len(parts[idx].text))
+        for idx, start in enumerate(seam.starts, seam.first)
+        if match.start < start + len(parts[idx].text) and match.end > start
+    ]
+    if len(touched) < 2 or not all(allowed(plan, parts[idx], [match]) for idx, *_ in touched):
+        return []
+    return [
+        plan.finding(
+            replace(match, start=max(0, match.start - start), end=min(match.end, end) - start), idx
+        )
+        for idx, start, end in touched
+    ]
 
 
 def combine(
@@ -116,7 +191,7 @@ def combine(
     return InputResult(verdict, _redacted(parts, findings, verdict.action))
 
 
-def allowed(plan: Plan, part: Part, matches: Sequence[Match] | Iterator[Match]) -> list[Match]:
+def allowed(plan: Plan, part: Part, matches: Iterable[Match]) -> list[Match]:
     """Leave out what the policy does not mind in the text of the key's owner."""
     if not part.is_owners:
         return list(matches)
