@@ -76,6 +76,7 @@ async def test_what_was_sent_is_reported(fleet: GatewayFleet) -> None:
             if not stream:
                 text = answer.json()["choices"][0]["message"]["content"]
                 assert sent.sent_chars == len(text)
+            assert dict(sent.sent_chars_by_choice) == {0: sent.sent_chars}
 
 
 async def test_reports_wait_for_the_guard_and_tell_what_went_unguarded(

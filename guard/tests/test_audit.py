@@ -24,8 +24,9 @@ def record(request_id: str = "r", **fields: object) -> pb.AuditRecord:
     return pb.AuditRecord(request_id=request_id, kind=pb.AUDIT_KIND_INPUT, **fields)
 
 
-def output(scanned: int, released: int, text: int) -> pb.AuditRecord:
+def output(scanned: int, released: int, text: int, choice: int = 0) -> pb.AuditRecord:
     return pb.AuditRecord(
+        choice_idx=choice,
         kind=pb.AUDIT_KIND_OUTPUT,
         scanned_chars=scanned,
         released_chars=released,
@@ -33,8 +34,13 @@ def output(scanned: int, released: int, text: int) -> pb.AuditRecord:
     )
 
 
-def sent(chars: int, **flags: bool) -> pb.AuditRecord:
-    return pb.AuditRecord(kind=pb.AUDIT_KIND_SENT, released_chars=chars, **flags)
+def sent(chars: int, *choices: int, **flags: bool) -> pb.AuditRecord:
+    return pb.AuditRecord(
+        kind=pb.AUDIT_KIND_SENT,
+        released_chars=chars,
+        released_chars_by_choice=dict(enumerate(choices)),
+        **flags,
+    )
 
 
 def test_the_chain_goes_on_after_a_restart(tmp_path: Path) -> None:
@@ -108,6 +114,11 @@ def test_only_published_records_are_forgotten(tmp_path: Path) -> None:
         # A redaction makes the text longer.
         ([output(10, 10, 30), sent(30)], None),
         ([output(10, 10, 10), output(5, 5, 5), sent(15)], None),
+        ([output(10, 10, 10), output(5, 5, 5, 1), sent(15, 10, 5)], None),
+        ([output(10, 10, 10), output(5, 5, 5, 1), sent(6, 1, 5)], None),
+        # Choice 1 was sent three characters that nobody let out; of choice 0 the client took one.
+        ([output(10, 10, 10), output(5, 5, 5, 1), sent(9, 1, 8)], Leak.LEAK),
+        ([output(10, 10, 10), sent(4, 0, 4)], Leak.LEAK),
         ([output(10, 11, 11), sent(11)], Leak.LEAK),
         ([output(10, 4, 4), sent(10)], Leak.LEAK),
         # No output record at all: the guard was passed by.

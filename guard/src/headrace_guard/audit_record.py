@@ -113,6 +113,7 @@ class RecordMaker:
             tenant_id=report.tenant_id,
             key_id=report.key_id,
             released_chars=report.sent_chars,
+            released_chars_by_choice=report.sent_chars_by_choice,
             fail_open=report.fail_open,
             guard_lost=report.guard_lost,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from enum import Enum
 
@@ -18,7 +19,7 @@ class Leak(Enum):
 
 
 def leak_in(records: Sequence[pb.AuditRecord]) -> Leak | None:
-    """Say whether more went out than was scanned and released.
+    """Say whether more went out than was scanned and released, in any choice of the answer.
 
     Args:
         records: all of one request, the gateway's report among them.
@@ -27,8 +28,15 @@ def leak_in(records: Sequence[pb.AuditRecord]) -> Leak | None:
     reports = [record for record in records if record.kind == pb.AUDIT_KIND_SENT]
     if any(record.released_chars > record.scanned_chars for record in outputs):
         return Leak.LEAK
-    released = sum(record.released_text_chars for record in outputs)
-    if sum(record.released_chars for record in reports) <= released:
+    released: Counter[int] = Counter()
+    for record in outputs:
+        released[record.choice_idx] += record.released_text_chars
+    sent: Counter[int] = Counter()
+    for record in reports:
+        sent.update(record.released_chars_by_choice)
+    # A choice that was cut short must not make up for one of which too much went out.
+    is_less = all(count <= released[choice] for choice, count in sent.items())
+    if is_less and sum(record.released_chars for record in reports) <= released.total():
         return None
     if all(record.fail_open for record in reports):
         return Leak.FAIL_OPEN

@@ -579,12 +579,33 @@ Global___TextScores: _TypeAlias = TextScores  # noqa: Y015
 class SentReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class SentCharsByChoiceEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TENANT_ID_FIELD_NUMBER: _builtins.int
     KEY_ID_FIELD_NUMBER: _builtins.int
     SENT_CHARS_FIELD_NUMBER: _builtins.int
     FAIL_OPEN_FIELD_NUMBER: _builtins.int
     GUARD_LOST_FIELD_NUMBER: _builtins.int
+    SENT_CHARS_BY_CHOICE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tenant_id: _builtins.str
     key_id: _builtins.str
@@ -594,6 +615,10 @@ class SentReport(_message.Message):
     """The key is fail-open and text went out without the guard."""
     guard_lost: _builtins.bool
     """The guard was lost before the end: it may have no record of what it released before."""
+    @_builtins.property
+    def sent_chars_by_choice(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """The same as `sent_chars`, by choice."""
+
     def __init__(
         self,
         *,
@@ -603,10 +628,11 @@ class SentReport(_message.Message):
         sent_chars: _builtins.int = ...,
         fail_open: _builtins.bool = ...,
         guard_lost: _builtins.bool = ...,
+        sent_chars_by_choice: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fail_open", b"fail_open", "guard_lost", b"guard_lost", "key_id", b"key_id", "request_id", b"request_id", "sent_chars", b"sent_chars", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fail_open", b"fail_open", "guard_lost", b"guard_lost", "key_id", b"key_id", "request_id", b"request_id", "sent_chars", b"sent_chars", "sent_chars_by_choice", b"sent_chars_by_choice", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -824,6 +850,26 @@ class AuditRecord(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ReleasedCharsByChoiceEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CHAIN_ID_FIELD_NUMBER: _builtins.int
     SEQ_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
@@ -845,6 +891,7 @@ class AuditRecord(_message.Message):
     FAIL_OPEN_FIELD_NUMBER: _builtins.int
     CHOICE_IDX_FIELD_NUMBER: _builtins.int
     GUARD_LOST_FIELD_NUMBER: _builtins.int
+    RELEASED_CHARS_BY_CHOICE_FIELD_NUMBER: _builtins.int
     PREV_HASH_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
     chain_id: _builtins.str
@@ -882,6 +929,10 @@ class AuditRecord(_message.Message):
     hash: _builtins.bytes
     @_builtins.property
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditFinding]: ...
+    @_builtins.property
+    def released_chars_by_choice(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """SENT: `released_chars` by choice."""
+
     def __init__(
         self,
         *,
@@ -906,12 +957,13 @@ class AuditRecord(_message.Message):
         fail_open: _builtins.bool = ...,
         choice_idx: _builtins.int = ...,
         guard_lost: _builtins.bool = ...,
+        released_chars_by_choice: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         prev_hash: _builtins.bytes = ...,
         hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "chain_id", b"chain_id", "choice_idx", b"choice_idx", "elapsed_s", b"elapsed_s", "fail_open", b"fail_open", "findings", b"findings", "guard_lost", b"guard_lost", "hash", b"hash", "key_id", b"key_id", "kind", b"kind", "model_version", b"model_version", "policy", b"policy", "policy_version", b"policy_version", "prev_hash", b"prev_hash", "reason", b"reason", "released_chars", b"released_chars", "released_text_chars", b"released_text_chars", "request_id", b"request_id", "scanned_chars", b"scanned_chars", "seq", b"seq", "state", b"state", "tenant_id", b"tenant_id", "unix_us", b"unix_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "chain_id", b"chain_id", "choice_idx", b"choice_idx", "elapsed_s", b"elapsed_s", "fail_open", b"fail_open", "findings", b"findings", "guard_lost", b"guard_lost", "hash", b"hash", "key_id", b"key_id", "kind", b"kind", "model_version", b"model_version", "policy", b"policy", "policy_version", b"policy_version", "prev_hash", b"prev_hash", "reason", b"reason", "released_chars", b"released_chars", "released_chars_by_choice", b"released_chars_by_choice", "released_text_chars", b"released_text_chars", "request_id", b"request_id", "scanned_chars", b"scanned_chars", "seq", b"seq", "state", b"state", "tenant_id", b"tenant_id", "unix_us", b"unix_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
