@@ -2,6 +2,9 @@
 
 import csv
 import io
+import json
+import random
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -375,6 +378,76 @@ def test_every_call_has_a_path_and_a_command(service: str) -> None:
     modules = ("accounts", "admin", "billing_client")
     commands = "".join((folder / f"{it}.py").read_text() for it in modules)
     assert {call for call in calls if f'"{call}"' not in commands} == set()
+
+
+# Of each type, values that are right and values that have no business there.
+NUMBERS = [0, 1, -1, 7, 1.5, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, 10**30, "5", "x", None]
+TEXTS = [
+    "",
+    "acme",
+    "a" * 5000,
+    "\x00",
+    "\ud800",
+    "{x}",
+    "../..",
+    "2027-01",
+    "9999-12",
+    5,
+    None,
+    [],
+]
+ANYTHING = [None, True, "text", 3, [], {}, [[]], {"x": {}}, float("inf")]
+# Not: what reads the whole log, or books all again.
+SLOW = {"Reconcile", "Replay"}
+IDS = ["acme", "p1", "starter", "none", "a" * 300, "%00", "%ff", "{x}", "..", "acme-000001"]
+
+
+def _guess(descriptor: Any, chosen: random.Random, depth: int = 0) -> Any:
+    """Make up a message's JSON, mostly of the right shape."""
+    if chosen.random() < 0.03:
+        return chosen.choice(ANYTHING)
+    body = {}
+    for field in descriptor.fields:
+        if chosen.random() < (0.4 if depth else 0.7):
+            body[field.name] = _guess_field(field, chosen, depth)
+    return body
+
+
+def _guess_field(field: Any, chosen: random.Random, depth: int) -> Any:
+    def one() -> Any:
+        if field.message_type is not None:
+            return _guess(field.message_type, chosen, depth + 1)
+        if field.enum_type is not None:
+            return chosen.choice(["unspecified", "standard", "payment", "key", "model", 99, "?"])
+        pool = TEXTS if field.type in (field.TYPE_STRING, field.TYPE_BYTES) else NUMBERS
+        return chosen.choice([*pool, True])
+
+    return [one() for _ in range(chosen.randint(0, 3))] if field.is_repeated else one()
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_nonsense_is_refused_and_never_breaks_anything(office: Office, seed: int) -> None:
+    """Whatever is sent to any path: an answer or a refusal, no failure, and the books are right."""
+    chosen = random.Random(seed)
+    for method, path, body, _ in CHANGES[:2]:
+        await office.ask(method, path.format(tenant_id="acme"), json=body)
+    seen = set()
+    for _ in range(400):
+        route = chosen.choice([it for it in ROUTES if it.call not in SLOW])
+        path = re.sub(r"{\w+}", lambda _: chosen.choice(IDS), route.path)
+        descriptor = route.request.DESCRIPTOR
+        if route.body:
+            descriptor = descriptor.fields_by_name[route.body].message_type
+        guess = _guess(descriptor, chosen)
+        options: dict[str, Any] = {"content": json.dumps(guess)}
+        if route.method == "GET" and isinstance(guess, dict):
+            texts = {k: v for k, v in guess.items() if isinstance(v, str | int) and v != "\ud800"}
+            options = {"params": texts}
+        answer = await office.http.request(route.method, "/admin/v1" + path, **options)
+        assert answer.status_code < 500, (route.call, path, guess, answer.text)
+        seen.add((route.call, answer.status_code == 200))
+    assert len({call for call, is_done in seen if is_done}) > 9, "nearly all is refused"
+    await office.check_books()
 
 
 def test_every_changing_path_is_tried_here() -> None:

@@ -3,10 +3,12 @@
 import re
 
 import pytest
+from google.protobuf.message import Message
 
 from headrace_billing.key_rules import (
     KeyOwner,
     check_key,
+    check_numbers,
     check_usable,
     hash_api_key,
     new_api_key,
@@ -15,12 +17,25 @@ from headrace_billing.key_rules import (
 )
 from headrace_billing.price_rules import check_price
 from headrace_common.errors import InvalidRequest, KeyRevoked
-from headrace_contracts.billing.v1.billing_pb2 import Key, Price
+from headrace_common.limits.limiter import MAX_NANO_USD, MAX_RATE_LIMIT
+from headrace_common.limits.plans import Plans
+from headrace_contracts.billing.v1.billing_pb2 import (
+    CreateKeyRequest,
+    EventId,
+    FindMissingRequest,
+    Key,
+    ModelLimits,
+    Price,
+    SumUsageRequest,
+)
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import (
     LEVEL_KEY,
+    LEVEL_MODEL,
     LEVEL_PROJECT,
     LEVEL_TENANT,
+    AdmitRequest,
     Limits,
+    Scope,
 )
 from headrace_contracts.types.v1.types_pb2 import PRIORITY_STANDARD
 
@@ -117,3 +132,44 @@ def test_a_key_ends_at_its_last_second() -> None:
         check_usable(key, OWNER, 100.0)
     with pytest.raises(KeyRevoked, match="revoked"):
         check_usable(Key(revoked_unix_s=5), OWNER, 1.0)
+
+
+def test_nothing_is_above_what_the_limiter_counts() -> None:
+    """It would refuse every request of such a key: new limits are refused, old ones cut."""
+    key = Key(tenant_id="t", project_id="p", key_id="k")
+    key.limits.requests_per_minute = MAX_RATE_LIMIT + 1
+    with pytest.raises(InvalidRequest) as caught:
+        check_key(key)
+    assert caught.value.param == "key.limits.requests_per_minute"
+    owner = KeyOwner(
+        b"",
+        project_limits=Limits(month_budget_nano_usd=2**62),
+        tenant_limits=Limits(),
+        model_limits=(ModelLimits(model="m", limits=Limits(tokens_per_minute=2**62)),),
+        is_prepaid=True,
+        credits_nano_usd=2**62,
+    )
+    found = principal(key, owner, 1)
+    of_model = Scope(level=LEVEL_MODEL, scope_id="t/m", limits=found.model_limits[0].limits)
+    request = AdmitRequest(
+        tenant_id="t", lease_id="l", lease_ms=1, scopes=[*found.limits, of_model]
+    )
+    limits = [it.limit for it in Plans().of(request).charges.charges]
+    assert limits == [MAX_RATE_LIMIT, MAX_NANO_USD, MAX_NANO_USD, MAX_RATE_LIMIT]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [SumUsageRequest(to_unix_s=2**63), CreateKeyRequest(key=Key(expires_unix_s=2**63))],
+)
+def test_numbers_that_no_column_holds_are_refused(message: Message) -> None:
+    """At any depth, by name."""
+    with pytest.raises(InvalidRequest) as caught:
+        check_numbers(message)
+    assert (caught.value.param or "").endswith("_unix_s")
+
+
+def test_numbers_that_fit_pass() -> None:
+    """Up to the last one, in lists of messages too."""
+    check_numbers(FindMissingRequest(events=[EventId(request_id="r"), EventId()]))
+    check_numbers(SumUsageRequest(to_unix_s=2**63 - 1))

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, insert, select
 from headrace_billing import schema
 from headrace_billing.audit import OPERATOR, Stamp
 from headrace_billing.changes import ChangeFeed
+from headrace_billing.key_rules import check_numbers
 from headrace_billing.store import Database
 from headrace_common.clock import Clock
 from headrace_common.errors import InvalidRequest
@@ -69,7 +70,11 @@ class Desk:
             request: what is asked.
             kind: the answer's type.
             work: does it, inside the transaction.
+
+        Raises:
+            InvalidRequest: a number that no column holds, or whatever *work* refuses.
         """
+        check_numbers(request)
         actor = call.actor if isinstance(call, AdminCall) else OPERATOR
         by = Stamp(self.now_unix_s(), actor)
         key = call.idempotency_key if isinstance(call, AdminCall) else ""

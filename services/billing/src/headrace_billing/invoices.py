@@ -35,6 +35,7 @@ def period_end(period: str, now_unix_s: int) -> int:
             raise ValueError
         year, month, day = int(match[1]), int(match[2]), int(match[3] or 1)
         start = datetime(year, month, day, tzinfo=UTC)
+        next_month = datetime(year + month // 12, month % 12 + 1, 1, tzinfo=UTC)
     except ValueError as error:
         raise InvalidRequest(
             "period must be a month such as 2026-10 or a day such as 2026-10-17.", param="period"
@@ -43,7 +44,7 @@ def period_end(period: str, now_unix_s: int) -> int:
         if start.timestamp() > now_unix_s:
             raise InvalidRequest(f"{period} has not begun.", param="period")
         return int((start + timedelta(days=1)).timestamp())
-    end = int(datetime(year + month // 12, month % 12 + 1, 1, tzinfo=UTC).timestamp())
+    end = int(next_month.timestamp())
     if end > now_unix_s:
         raise InvalidRequest(
             f"{period} is not over; name a day to bill until then.", param="period"

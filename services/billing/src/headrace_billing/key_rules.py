@@ -8,8 +8,11 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from google.protobuf.message import Message
+
 from headrace_common.errors import InvalidRequest, KeyRevoked
 from headrace_common.ids import is_slug
+from headrace_common.limits.limiter import MAX_NANO_USD, MAX_RATE_LIMIT
 from headrace_contracts.billing.v1 import billing_pb2
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2
 from headrace_contracts.types.v1 import types_pb2
@@ -18,8 +21,8 @@ KEY_START = "sk-hr-"
 DEFAULT_PROJECT = "default"
 CACHE_SALT_BYTES = 16
 HASH_BYTES = 32
-# The limiter counts in Lua numbers: whole only up to here.
-MAX_LIMIT = 2**53 - 1
+# Columns are signed.
+MAX_INT64 = 2**63 - 1
 MAX_UNIX_S = 253_402_300_799  # the end of year 9999
 MAX_NAME_CHARS = 128
 # A secret that is replaced ends after this at the latest.
@@ -28,6 +31,7 @@ MAX_OVERLAP_S = 90 * 86_400
 SCOPES = ("inference", "usage", "admin")
 MAX_MODELS, MAX_SCOPES, MAX_BLOCKLIST = 256, 32, 1000
 _PREFIX_CHARS = len(KEY_START) + 6
+_NO_LIMITS = ratelimit_pb2.Limits()
 _PRINTABLE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]*\Z")
 
 
@@ -139,6 +143,8 @@ def check_usable(key: billing_pb2.Key, owner: KeyOwner, now_unix_s: float) -> No
 def principal(key: billing_pb2.Key, owner: KeyOwner, revision: int) -> billing_pb2.Principal:
     """Say whom a key stands for. Levels without limits have no scope.
 
+    Nothing is above what the limiter counts: it would refuse the request, not the limit.
+
     A limit that a key or tenant does not set comes from the plan. A prepaid tenant's balance is
     its total budget: all credits, against all that was ever spent or is held.
     """
@@ -146,10 +152,11 @@ def principal(key: billing_pb2.Key, owner: KeyOwner, revision: int) -> billing_p
     tenant_limits = _filled(owner.tenant_limits, plan.tenant_limits)
     is_prepaid = owner.is_prepaid or plan.prepaid
     if is_prepaid:
-        tenant_limits.total_budget_nano_usd = max(0, owner.credits_nano_usd)
+        credits_nano_usd = max(0, owner.credits_nano_usd)
+        tenant_limits.total_budget_nano_usd = min(credits_nano_usd, MAX_NANO_USD)
     scopes = (
         (ratelimit_pb2.LEVEL_KEY, key.key_id, _filled(key.limits, plan.key_limits)),
-        (ratelimit_pb2.LEVEL_PROJECT, key.project_id, owner.project_limits),
+        (ratelimit_pb2.LEVEL_PROJECT, key.project_id, _filled(owner.project_limits, _NO_LIMITS)),
         (ratelimit_pb2.LEVEL_TENANT, key.tenant_id, tenant_limits),
     )
     return billing_pb2.Principal(
@@ -180,13 +187,19 @@ def _filled(own: ratelimit_pb2.Limits, plan: ratelimit_pb2.Limits) -> ratelimit_
     result = ratelimit_pb2.Limits()
     result.CopyFrom(plan)
     result.MergeFrom(own)
+    for descriptor, value in result.ListFields():
+        if value > (most := most_of_limit(descriptor.name)):
+            setattr(result, descriptor.name, most)
     return result
 
 
 def _model_limits(owner: KeyOwner) -> list[billing_pb2.ModelLimits]:
     by_model = {it.model: it for it in owner.plan.model_limits}
     by_model |= {it.model: it for it in owner.model_limits}
-    return [by_model[model] for model in sorted(by_model)]
+    return [
+        billing_pb2.ModelLimits(model=model, limits=_filled(by_model[model].limits, _NO_LIMITS))
+        for model in sorted(by_model)
+    ]
 
 
 def check_slug(value: str, param: str) -> None:
@@ -209,11 +222,32 @@ def check_limits(limits: ratelimit_pb2.Limits, param: str) -> None:
         InvalidRequest: it cannot.
     """
     for descriptor, value in limits.ListFields():
-        if value > MAX_LIMIT:
+        most = most_of_limit(descriptor.name)
+        if value > most:
             raise InvalidRequest(
-                f"{descriptor.name} must not exceed {MAX_LIMIT}.",
+                f"{descriptor.name} must not exceed {most}.",
                 param=f"{param}.{descriptor.name}",
             )
+
+
+def most_of_limit(name: str) -> int:
+    """Return the largest limit of a kind that the limiter counts exactly."""
+    return MAX_NANO_USD if name.endswith("_nano_usd") else MAX_RATE_LIMIT
+
+
+def check_numbers(message: Message) -> None:
+    """Raise if a number, at whatever depth, does not fit a column.
+
+    Raises:
+        InvalidRequest: it does not.
+    """
+    for descriptor, value in message.ListFields():
+        for one in value if descriptor.is_repeated else (value,):
+            if isinstance(one, Message):
+                check_numbers(one)
+            elif isinstance(one, int) and one > MAX_INT64:
+                name = descriptor.name
+                raise InvalidRequest(f"{name} must not exceed {MAX_INT64}.", param=name)
 
 
 def check_text(text: str, max_chars: int, param: str) -> None:

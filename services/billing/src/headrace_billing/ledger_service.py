@@ -5,6 +5,7 @@ from __future__ import annotations
 from google.protobuf.message import Message
 
 from headrace_billing import spend_store, usage_store, usage_sums, verify
+from headrace_billing.key_rules import check_numbers
 from headrace_billing.store import Database
 from headrace_common.errors import InvalidRequest
 from headrace_common.rpc import Call
@@ -54,5 +55,6 @@ class LedgerService:
 
 
 def _check_ids(request: Message) -> None:
+    check_numbers(request)
     if any("\x00" in value for _, value in request.ListFields() if isinstance(value, str)):
         raise InvalidRequest("Ids hold no NUL characters.")

@@ -63,5 +63,8 @@ def _check_model_limits(models: Iterable[billing_pb2.ModelLimits], param: str) -
     check_list(names, MAX_MODELS, 128, param)
     if len(set(names)) < len(names):
         raise InvalidRequest(f"{param} names a model twice.", param=param)
+    if any("{" in it or "}" in it for it in names):
+        # Such a name cannot be a part of the limiter's keys.
+        raise InvalidRequest(f"{param} must not name models with braces.", param=param)
     for it in models:
         check_limits(it.limits, param)
