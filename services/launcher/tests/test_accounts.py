@@ -112,6 +112,74 @@ def test_keys_are_changed_and_rotated(headrace: Headrace) -> None:
     assert headrace("keys", "update", key_id, "--scopes", "root")[0] == 1
 
 
+def test_what_is_not_named_stays(headrace: Headrace) -> None:
+    """A limit that is changed leaves the others of the key, tenant and project alone."""
+    words = ("--max-concurrent", "4", "--month-budget-usd", "1.5", "--requests-per-day", "9")
+    headrace("tenants", "create", "kept", *words)
+    tenant = headrace("tenants", "update", "kept", "--max-concurrent", "5", "--json")[1]
+    assert (tenant["limits"]["max_concurrent"], tenant["limits"]["requests_per_day"]) == (5, 9)
+    headrace("projects", "put", "p", "--tenant", "kept", "--name", "P", "--requests-per-day", "7")
+    words = ("projects", "put", "p", "--tenant", "kept", "--max-concurrent", "2", "--json")
+    project = headrace(*words)[1]
+    assert (project["name"], project["limits"]["requests_per_day"]) == ("P", 7)
+    assert headrace("projects", "put", "p", "--tenant", "kept", "--json")[1] == project
+    words = ("--budget-usd", "2", "--input-tokens-per-minute", "8", "--priority", "high")
+    flags = ("--prepaid", "--counts-cached-input")
+    made = headrace("keys", "create", "--tenant", "kept", "--name", "k", *words, *flags, "--json")
+    key_id = made[1]["key_id"]
+    words = ("--tokens-per-minute", "3", "--no-prepaid", "--json")
+    key = headrace("keys", "update", key_id, *words)[1]
+    assert key["limits"]["month_budget_nano_usd"] == 2 * 10**9
+    assert key["limits"]["input_tokens_per_minute"] == 8
+    assert key["limits"]["tokens_per_minute"] == 3
+    assert (key["priority"], key["prepaid"], key["counts_cached_input"]) == ("high", False, True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "keys rotate KEY --overlap-s -1",
+        "keys rotate KEY --overlap-s 99999999999999999999",
+        "keys update KEY --name \x01",
+        "keys update none --name a",
+        "keys update KEY --requests-per-minute 9000000000000000000",
+        "tenants update acme --plan {x}",
+        "tenants create -- -x",
+        "prices set m --input -5",
+        "prices set m --input 99999999999999999999999",
+        "prices set m --window-from 99:99",
+        "prices set m --from 0001-01-01",
+        "credits grant acme --id c --usd 0",
+        "credits grant acme --id c --usd 9000000000.5",
+        "credits grant acme --id c --usd 1 --expires 1999-01-01",
+        "invoices issue acme 9999-12",
+        "invoices issue acme 2020-13",
+        "invoices correct acme-000001 --id ../x --usd 1",
+        "ledger dead-letters --limit -1",
+        "plans put p --file /nowhere",
+        "limits set model --tenant acme --id {x} --max-concurrent 1",
+        "limits set project --tenant acme --id none --max-concurrent 1",
+        "limits set key",
+    ],
+)
+def test_bad_input_is_a_sentence(
+    headrace: Headrace, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1 and one line that says what is wrong; nothing of ours is shown."""
+    headrace("tenants", "create", "acme")
+    key_id = headrace("keys", "create", "--tenant", "acme", "--name", "k", "--json")[1]["key_id"]
+    capsys.readouterr()
+    assert headrace(*words.replace("KEY", key_id).split(" "))[0] == 1
+
+
+@pytest.mark.parametrize("text", ["-1", "1e400", "1e99999999", "nan", "0.0000000001", "x", ""])
+def test_what_is_no_money_is_refused_by_the_command_line(headrace: Headrace, text: str) -> None:
+    """At once, however large its exponent."""
+    with pytest.raises(SystemExit) as error:
+        headrace("credits", "grant", "acme", "--id", "c", f"--usd={text}")
+    assert error.value.code == 2
+
+
 def test_money(headrace: Headrace) -> None:
     """Prices, credits, invoices."""
     words = ("--input", "3", "--output", "9", "--from-prompt-tokens", "1000", "--tier", "batch")

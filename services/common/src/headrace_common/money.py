@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation, localcontext
 
 NANO_PER_USD = 1_000_000_000
+# Before the point: more than any currency's, and few enough for whole numbers to stay cheap.
+_MAX_DIGITS = 20
 
 
 def nano_usd_from_text(text: str) -> int:
@@ -18,9 +20,13 @@ def nano_usd_from_text(text: str) -> int:
         ValueError: not a number, negative, or finer than one nano-USD.
     """
     try:
-        nano = Decimal(text) * NANO_PER_USD
+        amount = Decimal(text)
     except InvalidOperation as error:
         raise ValueError(f"not an amount in USD: {text!r}") from error
+    if amount.is_finite() and amount.adjusted() >= _MAX_DIGITS:
+        raise ValueError(f"no such sum of money: {text[:40]!r}")
+    with localcontext(Context(prec=len(text) + 2 * _MAX_DIGITS)):
+        nano = amount * NANO_PER_USD
     if not nano.is_finite() or nano < 0 or nano != nano.to_integral_value():
         raise ValueError(f"an amount in USD must be >= 0 and whole in nano-USD: {text!r}")
     return int(nano)

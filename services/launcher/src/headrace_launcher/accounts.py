@@ -15,12 +15,12 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from headrace_common.errors import NotFound
+from headrace_common.errors import InvalidRequest, NotFound
 from headrace_common.money import usd_text
 from headrace_common.proto_json import from_json, to_json
 from headrace_contracts.billing.v1 import billing_pb2 as pb
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2
-from headrace_launcher.admin import with_billing
+from headrace_launcher.admin import PRIORITIES, limits_of, with_billing
 from headrace_launcher.billing_client import BillingClient
 from headrace_launcher.exit_codes import EXIT_FAILED, EXIT_OK
 from headrace_launcher.guard_client import check_policy_name
@@ -31,13 +31,30 @@ _LEVELS = {
     "tenant": ratelimit_pb2.LEVEL_TENANT,
     "model": ratelimit_pb2.LEVEL_MODEL,
 }
-LIMITS = tuple(field.name for field in ratelimit_pb2.Limits.DESCRIPTOR.fields)
+# Changed by `keys update`, by name of the option; limits come on top.
+_KEY_FIELDS = (
+    "name",
+    "allowed_models",
+    "guard_policy",
+    "guard_blocklist",
+    "guard_fail_open",
+    "scopes",
+    "priority",
+    "prepaid",
+    "counts_cached_input",
+    "expires_unix_s",
+)
 
 
-def limits_of(args: Namespace) -> ratelimit_pb2.Limits:
-    """Build limits from options; what was not given stays absent."""
-    given = {name: value for name in LIMITS if (value := getattr(args, name, None)) is not None}
-    return ratelimit_pb2.Limits(**given)
+def _merged(now: ratelimit_pb2.Limits, args: Namespace) -> ratelimit_pb2.Limits | None:
+    """Return limits with those of the options in place of what they were; None: no option."""
+    wanted = limits_of(args)
+    if not wanted.ListFields():
+        return None
+    result = ratelimit_pb2.Limits()
+    result.CopyFrom(now)
+    result.MergeFrom(wanted)
+    return result
 
 
 @with_billing
@@ -49,10 +66,8 @@ async def put_tenant(client: BillingClient, args: Namespace) -> int:
         for name in ("name", "plan_id", "prepaid", "suspended")
         if (value := getattr(args, name)) is not None
     }
-    if limits := to_json(limits_of(args)):
-        given = {name: value for name, value in limits.items() if value}
-        if given:
-            wanted["limits"] = given
+    if (limits := _merged(tenant.limits, args)) is not None:
+        wanted["limits"] = to_json(limits)
     if wanted:
         body = {**wanted, "tenant_id": args.tenant}
         tenant = await client.call(
@@ -80,11 +95,14 @@ async def show_balance(client: BillingClient, args: Namespace) -> int:
 @with_billing
 async def put_project(client: BillingClient, args: Namespace) -> int:
     """``headrace projects put``."""
+    known = await client.call("Accounts", "ListProjects", tenant_id=args.tenant)
+    found = [it for it in known.projects if it.project_id == args.project]
+    before = found[0] if found else pb.Project()
     project = pb.Project(
         tenant_id=args.tenant,
         project_id=args.project,
-        name=args.name or "",
-        limits=limits_of(args),
+        name=before.name if args.name is None else args.name,
+        limits=_merged(before.limits, args) or before.limits,
     )
     return _show(args, await client.call("Accounts", "PutProject", project=project))
 
@@ -99,8 +117,12 @@ async def list_projects(client: BillingClient, args: Namespace) -> int:
 @with_billing
 async def put_plan(client: BillingClient, args: Namespace) -> int:
     """``headrace plans put``: the plan as JSON, from a file or standard input."""
-    text = sys.stdin.read() if args.file == "-" else _read(args.file)
-    body = json.loads(text)
+    try:
+        body = json.loads(sys.stdin.read() if args.file == "-" else _read(args.file))
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"The plan cannot be read: {error}.") from error
+    if not isinstance(body, dict):
+        raise InvalidRequest("A plan is a JSON object.")
     plan = from_json(pb.Plan, {**body, "plan_id": args.plan})
     return _show(args, await client.call("Accounts", "PutPlan", plan=plan))
 
@@ -208,17 +230,19 @@ async def set_limits(client: BillingClient, args: Namespace) -> int:
 async def update_key(client: BillingClient, args: Namespace) -> int:
     """``headrace keys update``: only what is named changes."""
     await check_policy_name(args.guard_address, args.guard_policy or "")
+    known = {it.key_id: it for it in await client.list_keys()}
+    if args.key_id not in known:
+        raise NotFound(f"There is no key {args.key_id!r}.")
     key = pb.Key(key_id=args.key_id)
     fields = []
-    for name in ("name", "allowed_models", "guard_policy", "guard_blocklist", "scopes"):
-        if (value := getattr(args, name)) is not None:
+    args.priority = PRIORITIES.get(args.priority)
+    for name in _KEY_FIELDS:
+        # Any: as the field has it.
+        value: Any = getattr(args, name)
+        if value is not None:
             key.MergeFrom(pb.Key(**{name: value}))
             fields.append(name)
-    if args.expires_unix_s is not None:
-        key.expires_unix_s = args.expires_unix_s
-        fields.append("expires_unix_s")
-    limits = limits_of(args)
-    if limits.ListFields():
+    if (limits := _merged(known[args.key_id].limits, args)) is not None:
         key.limits.CopyFrom(limits)
         fields.append("limits")
     return _show(args, await client.call("Admin", "UpdateKey", key=key, fields=fields))

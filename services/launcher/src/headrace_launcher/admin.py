@@ -15,6 +15,7 @@ from headrace_common.money import usd_text
 from headrace_common.proto_json import to_json
 from headrace_contracts.billing.v1 import billing_pb2 as pb
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2
+from headrace_contracts.types.v1 import types_pb2
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_launcher.billing_client import BillingClient, open_billing
 from headrace_launcher.exit_codes import EXIT_FAILED, EXIT_NOT_RUNNING, EXIT_OK
@@ -33,6 +34,12 @@ _ENDING_STATUS = {
     usage_pb2.ENDING_FAILED: "failed",
     usage_pb2.ENDING_DEADLINE: "failed",
     usage_pb2.ENDING_SWEPT: "swept",
+}
+LIMITS = tuple(field.name for field in ratelimit_pb2.Limits.DESCRIPTOR.fields)
+PRIORITIES = {
+    "batch": types_pb2.PRIORITY_BATCH,
+    "standard": types_pb2.PRIORITY_STANDARD,
+    "high": types_pb2.PRIORITY_HIGH,
 }
 
 
@@ -62,6 +69,10 @@ async def _call(command: Command, address: str, args: Namespace) -> int:
             return await command(client, args)
         except HeadraceError as error:
             say(f"billing at {address}: {error.public_message}")
+            return EXIT_FAILED
+        except ValueError as error:
+            # A number that no field holds, such as one below zero.
+            say(f"an option is wrong: {error}")
             return EXIT_FAILED
 
 
@@ -106,20 +117,23 @@ async def create_key(client: BillingClient, args: Namespace) -> int:
     return EXIT_OK
 
 
+def limits_of(args: Namespace) -> ratelimit_pb2.Limits:
+    """Build limits from options; what was not given stays absent."""
+    given = {name: value for name in LIMITS if (value := getattr(args, name, None)) is not None}
+    return ratelimit_pb2.Limits(**given)
+
+
 def key_from_arguments(args: Namespace) -> pb.Key:
     """Build the wanted key; limits that were not given stay absent."""
-    limits = ratelimit_pb2.Limits(
-        requests_per_minute=args.requests_per_minute or 0,
-        tokens_per_minute=args.tokens_per_minute or 0,
-        max_concurrent=args.max_concurrent or 0,
-    )
-    if args.budget_usd is not None:
-        limits.month_budget_nano_usd = args.budget_usd
     return pb.Key(
         tenant_id=args.tenant,
         name=args.name,
         allowed_models=args.models,
-        limits=limits,
+        limits=limits_of(args),
+        priority=PRIORITIES.get(args.priority, types_pb2.PRIORITY_UNSPECIFIED),
+        prepaid=bool(args.prepaid),
+        counts_cached_input=bool(args.counts_cached_input),
+        guard_fail_open=bool(args.guard_fail_open),
         project_id=args.project,
         scopes=args.scopes,
         expires_unix_s=args.expires,

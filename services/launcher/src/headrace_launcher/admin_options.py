@@ -116,6 +116,7 @@ def _add_keys(keys: Commands, add: AddCommand) -> None:
     update.add_argument("--guard-policy", metavar="P")
     update.add_argument("--guard-block", dest="guard_blocklist", type=words, metavar="WORD,...")
     update.add_argument("--expires", dest="expires_unix_s", type=moment, metavar="DATE")
+    _add_key_choices(update)
     add_limits(update)
     rotate = _json(add(keys, "rotate", "a new secret for a key", "accounts:rotate_key"))
     rotate.add_argument("key_id", metavar="KEY_ID")
@@ -129,12 +130,12 @@ def _add_key_create(keys: Commands, add: AddCommand) -> None:
     create.add_argument("--tenant", required=True, help="made if it does not exist")
     create.add_argument("--name", required=True)
     create.add_argument("--project", default="", help="made if it does not exist")
-    create.add_argument("--requests-per-minute", type=limit, metavar="R")
-    create.add_argument("--tokens-per-minute", type=limit, metavar="T", help="input and output")
-    create.add_argument("--max-concurrent", type=limit, metavar="C", help="requests at once")
+    add_limits(create)
     create.add_argument(
-        "--budget-usd", type=usd, metavar="B", help="per calendar month, e.g. 12.50"
-    )
+        "--budget-usd", dest="month_budget_nano_usd", type=usd, metavar="USD",
+        help="as --month-budget-usd, e.g. 12.50",
+    )  # fmt: skip
+    _add_key_choices(create)
     create.add_argument("--models", type=words, default=[], metavar="M,...", help="default: all")
     create.add_argument(
         "--scopes", type=words, default=[], metavar="S,...", help="inference, usage, admin"
@@ -144,6 +145,17 @@ def _add_key_create(keys: Commands, add: AddCommand) -> None:
         "--guard-block", type=words, default=[], metavar="WORD,...", help="words to block"
     )
     create.add_argument("--guard-policy", default="", metavar="P", help="name of a guard policy")
+
+
+def _add_key_choices(parser: ArgumentParser) -> None:
+    parser.add_argument("--priority", choices=("batch", "standard", "high"))
+    flags = {
+        "prepaid": "refused when its budget cannot be checked",
+        "counts-cached-input": "input limits count what came from the cache, too",
+        "guard-fail-open": "served although the guard is away",
+    }
+    for name, text in flags.items():
+        parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=text)
 
 
 def _add_tenants(tenants: Commands, add: AddCommand) -> None:
@@ -161,7 +173,8 @@ def _add_tenants(tenants: Commands, add: AddCommand) -> None:
 
 
 def _add_projects(projects: Commands, add: AddCommand) -> None:
-    put = _json(add(projects, "put", "make or change a project", "accounts:put_project"))
+    text = "make a project, or change what is named"
+    put = _json(add(projects, "put", text, "accounts:put_project"))
     put.add_argument("project", metavar="PROJECT")
     put.add_argument("--tenant", required=True)
     put.add_argument("--name")
