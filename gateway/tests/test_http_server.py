@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator
 
@@ -67,6 +68,33 @@ async def test_head_is_bounded(port: int) -> None:
     assert answer.startswith(b"HTTP/1.1 431 ") or answer == b""
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00",
+        b"GET / HTTP/1.1\r\nhost : x\r\n\r\n",
+        b"POST / HTTP/1.1\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    ],
+)
+async def test_what_is_not_http_is_told_so_as_json(port: int, sent: bytes) -> None:
+    """Even this refusal has the shape that clients read."""
+    head, _, body = (await what_comes(port, sent)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"content-type: application/json" in head
+    assert json.loads(body)["error"]["code"] == "invalid_http"
+
+
+async def test_nothing_is_said_in_the_middle_of_an_answer(port: int) -> None:
+    """A client that sends rubbish behind its request ends the connection, and no more."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(REQUEST)
+    await asyncio.sleep(0.1)
+    writer.write(b"rubbish\r\n")
+    async with asyncio.timeout(5.0):
+        assert await reader.read() == b""
+    writer.close()
+
+
 async def echo_app(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer with the method, path and body that came."""
     body = b""
@@ -117,6 +145,27 @@ async def test_an_offer_to_change_protocols_costs_no_body(
     writer.close()
     said = [part.split(b"HTTP/1.1")[0] for part in received.split(b"\r\n\r\n")[1:]]
     assert said == [b"POST /1 hello", b"POST /2 hello", b"GET /last "]
+
+
+async def test_fields_behind_a_body_are_no_headers() -> None:
+    """A chunked body's trailers do not reach the app, which could take one for its own header."""
+    seen: list[bytes] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await echo_app(scope, receive, send)
+        seen.extend(name for name, _ in scope["headers"])
+
+    server = HttpServer(app, "127.0.0.1:0", 1.0)
+    serving = asyncio.create_task(server.serve())
+    await eventually(lambda: server.is_serving, within_s=5)
+    head = b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    trailers = b"authorization: Bearer x\r\n" * 1000
+    answer = await what_comes(server.port, head + b"5\r\nhello\r\n0\r\n" + trailers + b"\r\n")
+    assert answer.endswith(b"hello")
+    assert b"authorization" not in seen
+    assert b"host" in seen
+    server.stop()
+    await serving
 
 
 def naming_app(names: list[str], name: str) -> AsgiApp:

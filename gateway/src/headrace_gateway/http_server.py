@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Iterator
 
 import httptools
+import orjson
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -27,15 +28,27 @@ _KEEP_ALIVE_S = 75
 _HEAD_S = 90.0
 # Read at most, beyond one chunk of the socket's, before it is known who calls.
 _MAX_HEAD_BYTES = 64 * 1024
-_HEAD_TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-    b"connection: close\r\ncontent-length: 0\r\n\r\n"
-)
 _BACKLOG = 2048
 _LAST_WORDS_S = 5.0
 # What the kernel may keep unsent per connection. Left to itself it grows to megabytes, and a client
 # that does not read would be noticed only then.
 _SEND_BUFFER_BYTES = 256 * 1024
+
+
+def _last_words(status: bytes, message: str, code: str) -> bytes:
+    """Return a whole answer, in the usual shape, to what never became a request."""
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    body = orjson.dumps({"error": error})
+    return (
+        b"HTTP/1.1 %s\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        b"content-length: %d\r\n\r\n%s" % (status, len(body), body)
+    )
+
+
+_HEAD_TOO_LARGE = _last_words(
+    b"431 Request Header Fields Too Large", "The request's head is too large.", "head_too_large"
+)
+_NOT_HTTP = _last_words(b"400 Bad Request", "This is not valid HTTP/1.1.", "invalid_http")
 
 
 class _Reply:
@@ -100,9 +113,10 @@ class _Reply:
 class _Protocol(HttpToolsProtocol):
     """Bounds a request's head in time and size; shows itself to the app as its `Connection`.
 
-    uvicorn bounds neither with httptools. At an offer to change protocols (`Upgrade: h2c`, made by
-    Java's client with its first request) the parser ends the request behind its head; here the
-    offer is passed over, as HTTP allows, and a parser that saw no offer reads the body.
+    uvicorn bounds neither with httptools, and takes fields behind a chunked body for headers. At an
+    offer to change protocols (`Upgrade: h2c`, made by Java's client with its first request) the
+    parser ends the request behind its head; here the offer is passed over, as HTTP allows, and a
+    parser that saw no offer reads the body.
     """
 
     head_s = _HEAD_S
@@ -143,12 +157,13 @@ class _Protocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as offer:
             self._pass_over_upgrade(data[offer.args[0] :])
         except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
+            self._refuse(_NOT_HTTP)
             return
         if self._is_in_head:
             self._head_bytes += len(data)
             if self._head_bytes > _MAX_HEAD_BYTES:
-                self._refuse_head()
+                self._is_in_head = False
+                self._refuse(_HEAD_TOO_LARGE)
 
     def on_message_begin(self) -> None:
         if self._skips_head:
@@ -162,7 +177,8 @@ class _Protocol(HttpToolsProtocol):
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._skips_head:
+        # Fields behind the body are none of the head's, and could be any number.
+        if self._is_in_head and not self._skips_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -221,10 +237,10 @@ class _Protocol(HttpToolsProtocol):
             self.transport.close()
         self._look_again(now_s)
 
-    def _refuse_head(self) -> None:
-        self._is_in_head = False
+    def _refuse(self, told: bytes) -> None:
+        # In the middle of an answer nothing else can be said.
         if self.cycle is None or self.cycle.response_complete:
-            self.transport.write(_HEAD_TOO_LARGE)
+            self.transport.write(told)
         self.transport.close()
 
 
