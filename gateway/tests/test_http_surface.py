@@ -206,6 +206,11 @@ async def test_every_refusal_of_messages_has_anthropics_shape(fleet: GatewayFlee
                 await client.post("/v1/messages", json=body, headers={"anthropic-version": "x"}),
             ],
         }
+        once = {"idempotency-key": "k1"}
+        assert (await client.post("/v1/messages", json=body, headers=once)).status_code == 200
+        again = await client.post("/v1/messages", json={**body, "max_tokens": 9}, headers=once)
+        assert again.status_code == 409
+        refusals["invalid_request_error"].append(again)
     for kind, responses in refusals.items():
         for response in responses:
             assert response.status_code >= 400

@@ -19,15 +19,13 @@ from headrace_gateway.visit import Caller, Exchange, Reading, Visit
 # The newer one takes less (no sampling parameters) and answers the same; what it dropped is
 # honoured here under both.
 _VERSIONS = (b"", b"2023-06-01", b"2026-10-21")
+_CLIENTS_FAULT = "invalid_request_error"
 _ERROR_TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
     408: "timeout_error",
     413: "request_too_large",
-    415: "invalid_request_error",
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
@@ -67,7 +65,8 @@ def message_error(error: HeadraceError, request_id: str) -> bytes:
         message = f"{error.param}: {message}"
     if error.http_status >= 500:
         message = f"{message} (request id {request_id})"
-    kind = _ERROR_TYPES.get(error.http_status, "api_error")
+    is_ours = error.http_status >= 500
+    kind = _ERROR_TYPES.get(error.http_status, "api_error" if is_ours else _CLIENTS_FAULT)
     if error.public_type == "insufficient_quota":
         kind = "billing_error"
     body = {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
