@@ -486,6 +486,18 @@ class TestRateLimit:
         fleet.worker.switches.hang_after_tokens = None
         assert (await ask(fleet, key)).status_code == 200
 
+    async def test_cached_input_counts_only_if_the_plan_says_so(self, fleet: GatewayFleet) -> None:
+        """What came from the cache is given back to the input limit, or is not."""
+        for counts in (False, True):
+            key, _ = fleet.new_key(counts_cached_input=counts)
+            for _ in range(2):
+                answer = await ask(fleet, key, content="water " * 40)
+            await fleet.settled()
+            actual = fleet.limiter.settles[-1].actual
+            cached = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert 0 < cached < actual.input_tokens
+            assert actual.cached_input_tokens == (0 if counts else cached)
+
     async def test_limiter_down(self, fleet: GatewayFleet) -> None:
         """The gateway's share decides, prepaid money is refused; back, the limiter knows of all."""
         prepaid, _ = fleet.new_key(prepaid=True, limits=Limits(total_budget_nano_usd=10**9))

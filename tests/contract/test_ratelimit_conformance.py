@@ -176,6 +176,43 @@ async def test_a_budget_for_one_admits_one_of_eight(caller: Caller) -> None:
     assert denied.binding_dimension == pb.DIMENSION_TOTAL_BUDGET
 
 
+# For each limit: what is set, and a request that uses all of it.
+LIMITS_FOR_ONE = {
+    pb.DIMENSION_REQUESTS_PER_MINUTE: ({"requests_per_minute": 1}, {}),
+    pb.DIMENSION_INPUT_TOKENS_PER_MINUTE: ({"input_tokens_per_minute": 5}, {"input_tokens": 5}),
+    pb.DIMENSION_OUTPUT_TOKENS_PER_MINUTE: ({"output_tokens_per_minute": 5}, {"output_tokens": 5}),
+    pb.DIMENSION_TOKENS_PER_MINUTE: (
+        {"tokens_per_minute": 5},
+        {"input_tokens": 2, "output_tokens": 3},
+    ),
+    pb.DIMENSION_REQUESTS_PER_DAY: ({"requests_per_day": 1}, {}),
+    pb.DIMENSION_CONCURRENCY: ({"max_concurrent": 1}, {}),
+    pb.DIMENSION_DAY_BUDGET: ({"day_budget_nano_usd": 5}, {"cost_nano_usd": 5}),
+    pb.DIMENSION_MONTH_BUDGET: ({"month_budget_nano_usd": 5}, {"cost_nano_usd": 5}),
+    pb.DIMENSION_TOTAL_BUDGET: ({"total_budget_nano_usd": 5}, {"cost_nano_usd": 5}),
+}
+
+
+@pytest.mark.parametrize("level", [it for it in pb.Level.values() if it])
+async def test_every_limit_binds_at_every_level_and_is_named(
+    caller: Caller, level: pb.Level.ValueType
+) -> None:
+    """Whatever else the request is charged to: that is charged once, by the request that passed."""
+    assert set(LIMITS_FOR_ONE) == set(pb.Dimension.values()) - {pb.DIMENSION_UNSPECIFIED}
+    other = pb.LEVEL_TENANT if level == pb.LEVEL_KEY else pb.LEVEL_KEY
+    for number, (dimension, (limits, reserve)) in enumerate(LIMITS_FOR_ONE.items()):
+        wide = pb.Limits(requests_per_minute=100, max_concurrent=100)
+        scopes = [
+            pb.Scope(level=other, scope_id=f"wide-{number}", limits=wide),
+            pb.Scope(level=level, scope_id=f"narrow-{number}", limits=pb.Limits(**limits)),
+        ]
+        assert (await caller.admit(scopes, **reserve)).outcome == ADMITTED
+        denied = await caller.admit(scopes, **reserve)
+        assert denied.outcome == DENIED, dimension
+        assert (denied.binding_level, denied.binding_dimension) == (level, dimension)
+        assert [it.remaining for it in denied.states] == [99, 99, 0]
+
+
 async def test_a_denial_charges_nothing(caller: Caller) -> None:
     """All or nothing, over all dimensions and scopes."""
     limits = pb.Limits(requests_per_minute=2, day_budget_nano_usd=10)
