@@ -1,5 +1,6 @@
 """Plans, credits, invoices and the admin API over HTTP, from the outside."""
 
+import asyncio
 import csv
 import io
 import json
@@ -378,6 +379,47 @@ def test_every_call_has_a_path_and_a_command(service: str) -> None:
     modules = ("accounts", "admin", "billing_client")
     commands = "".join((folder / f"{it}.py").read_text() for it in modules)
     assert {call for call in calls if f'"{call}"' not in commands} == set()
+
+
+async def test_administrators_at_two_processes_at_once_do_everything_once(
+    office: Office, database_url: str
+) -> None:
+    """The same write, sent to both at the same moment, with and without a key of its own."""
+    other = BillingServer(
+        BillingSettings(database_url=database_url, kafka_bootstrap=f"127.0.0.1:{free_port()}"),
+        CollectorRegistry(),
+        office.clock,
+    )
+    await other.start()
+    await eventually(lambda: other.is_ready, within_s=30)
+    url = f"http://127.0.0.1:{other.admin_port}"
+    await office.ask("POST", "/tenants", json={"tenant_id": "acme"})
+    await office.book(closed())
+    office.clock.advance(86_400)
+    credit = {"amount_nano_usd": 50_000, "kind": "payment"}
+    writes: list[tuple[str, dict[str, Any], str]] = [
+        ("/tenants/acme/credits", {"credit_id": f"pay-{n}", **credit}, key)
+        for n, key in enumerate(("", "once-1", "once-2"))
+    ]
+    writes += [("/tenants/acme/invoices", {"period": "2027-01-15"}, "")]
+    writes += [("/keys", {"tenant_id": "acme", "name": "one"}, "once-3")]
+    async with httpx.AsyncClient(base_url=url, headers=office.http.headers) as second:
+        for path, body, key in writes:
+            headers = {"idempotency-key": key} if key else {}
+            answers = await asyncio.gather(
+                *(
+                    http.post("/admin/v1" + path, json=body, headers=headers)
+                    for _ in range(4)
+                    for http in (office.http, second)
+                )
+            )
+            assert {it.status_code for it in answers} == {200}, [it.text for it in answers]
+    await other.stop(0)
+    assert len((await office.ask("GET", "/tenants/acme/credits"))["credits"]) == 3
+    assert len((await office.ask("GET", "/tenants/acme/invoices"))["invoices"]) == 1
+    keys = (await office.ask("GET", "/keys", params={"tenant_id": "acme"}))["keys"]
+    assert [it["name"] for it in keys] == ["one"]
+    await office.check_books()
 
 
 # Of each type, values that are right and values that have no business there.

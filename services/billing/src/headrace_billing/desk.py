@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from google.protobuf.message import Message
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, select, update
 
 from headrace_billing import schema
 from headrace_billing.audit import OPERATOR, Stamp
@@ -19,6 +19,7 @@ from headrace_billing.changes import ChangeFeed
 from headrace_billing.key_rules import check_numbers
 from headrace_billing.store import Database
 from headrace_common.clock import Clock
+from headrace_common.database import insert_new
 from headrace_common.errors import InvalidRequest
 from headrace_common.rpc import Call
 from headrace_contracts.billing.v1.billing_pb2 import CreateKeyResponse
@@ -104,8 +105,16 @@ def _once(
     content = request.SerializeToString(deterministic=True)
     name = request.DESCRIPTOR.full_name.encode()
     request_sha256 = hashlib.sha256(name + b"\0" + content).digest()
-    row = connection.execute(select(table).where(table.c.write_sha256 == write_sha256)).first()
-    if row is not None:
+    claim = {
+        "write_sha256": write_sha256,
+        "request_sha256": request_sha256,
+        "answer": b"",
+        "at_unix_s": by.unix_s,
+    }
+    this = table.c.write_sha256 == write_sha256
+    # Waits for whoever is at the same write in another process.
+    if not insert_new(connection, table, [claim]):
+        row = connection.execute(select(table).where(this)).one()
         if row.request_sha256 != request_sha256:
             raise InvalidRequest(
                 "This idempotency key was used for another request.", param="idempotency-key"
@@ -117,13 +126,5 @@ def _once(
     if isinstance(kept, CreateKeyResponse):
         # Only its hash is kept: who lost it rotates the key.
         kept.api_key = ""
-    connection.execute(
-        insert(table),
-        {
-            "write_sha256": write_sha256,
-            "request_sha256": request_sha256,
-            "answer": kept.SerializeToString(),
-            "at_unix_s": by.unix_s,
-        },
-    )
+    connection.execute(update(table).where(this).values(answer=kept.SerializeToString()))
     return answer
