@@ -100,8 +100,8 @@ def _bodies() -> dict[str, dict[str, Any]]:  # Any: JSON
     return {
         "whole": body("mock-fast", _QUESTION, stream=False),
         "burst": body("mock-fast", f"burst: {_QUESTION}", stream=True),
-        "paced": body("mock-paced", f"paced: {_QUESTION}", stream=True),
-        "slow": body("mock-paced", f"slowfirst: {_QUESTION}", stream=True),
+        "paced": body("mock-fast", f"paced: {_QUESTION}", stream=True),
+        "slow": body("mock-fast", f"slowfirst: {_QUESTION}", stream=True),
     }
 
 
