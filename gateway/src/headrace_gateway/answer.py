@@ -29,7 +29,7 @@ from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.telemetry import span
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1 import worker_pb2 as pb
-from headrace_gateway.generation import Generator, Job
+from headrace_gateway.generation import Generator, Job, Outlet
 from headrace_gateway.output_check import OutputCheck, Release
 from headrace_gateway.tool_calls import CallStart, ToolCallReader
 
@@ -60,6 +60,9 @@ class Sink(Protocol):
 
     async def flush(self) -> None:
         """Send what was added."""
+
+    def try_flush(self) -> bool:
+        """Send what was added if nothing must be waited for; False = nothing was sent."""
 
     async def end(self, usage: TokenUsage) -> None:
         """The request is closed; send the last of it."""
@@ -206,7 +209,7 @@ class Answer:
         try:
             await self._wait_started(pump)
             await self._sink.begin(len(self._choices))
-            async for release in self._check.releases():
+            async for release in self._check.releases(self._emit, self._try_flush):
                 self._emit(release)
                 is_over = self._num_over >= len(self._choices)
                 if is_over or not self._check.has_ready:
@@ -222,9 +225,8 @@ class Answer:
         """Without a guard between them, one task reads the worker and writes to the client."""
         try:
             with span("generate", attributes={"jobs": 1}):
-                await self._generator.run(
-                    self._jobs[0], deadline_s, self._take_alone, self._send_taken
-                )
+                outlet = Outlet(self._take_alone, self._try_send_taken, self._send_taken)
+                await self._generator.run(self._jobs[0], deadline_s, outlet)
         finally:
             self._end_check()
         await self._send_taken()
@@ -241,7 +243,8 @@ class Answer:
         try:
             with span("generate", attributes={"jobs": 1}):
                 try:
-                    await self._generator.run(job, deadline_s, self._take, self._take_ready)
+                    outlet = Outlet(self._take, self._try_take_releases, self._begin_once)
+                    await self._generator.run(job, deadline_s, outlet)
                 except _GuardEndedItError:
                     return
             self._check.finish()
@@ -254,12 +257,14 @@ class Answer:
             self._end_check()
         raise Internal
 
-    async def _take_ready(self) -> None:
-        await self._begin_once()
+    def _try_take_releases(self) -> bool:
+        if not self._has_begun:
+            return False
         while (release := self._check.take_ready()) is not None:
             self._emit(release)
         if self._num_over >= len(self._choices):
             raise _GuardEndedItError
+        return True
 
     def _end_check(self) -> None:
         self.delivery.went_unguarded = self._check.is_unguarded
@@ -288,10 +293,19 @@ class Answer:
 
     async def _send_taken(self) -> None:
         await self._begin_once()
+        self._emit_taken()
+        await self._sink.flush()
+
+    def _try_send_taken(self) -> bool:
+        if not self._has_begun:
+            return False
+        self._emit_taken()
+        return self._sink.try_flush()
+
+    def _emit_taken(self) -> None:
         taken, self._taken = self._taken, []
         for release in taken:
             self._emit(release)
-        await self._sink.flush()
 
     def _note_started(self, job: Job) -> None:
         if not self._has_started:
@@ -332,17 +346,14 @@ class Answer:
             await cancel_and_wait(*tasks)
 
     async def _run_job(self, job: Job, deadline_s: float) -> None:
-        await self._generator.run(job, deadline_s, self._take, self._gate)
+        outlet = Outlet(self._take, self._may_go_on.is_set, self._may_go_on.wait)
+        await self._generator.run(job, deadline_s, outlet)
 
     def _take(self, job: Job, event: pb.GenerateEvent) -> None:
         self._note_started(job)
         for delta in event.deltas:
             choice_idx, is_last = self._noted(job, delta)
             self._check.push(choice_idx, delta.text, is_last=is_last)
-
-    async def _gate(self) -> None:
-        if not self._may_go_on.is_set():
-            await self._may_go_on.wait()
 
     async def _wait_started(self, pump: asyncio.Task[None]) -> None:
         pump.add_done_callback(lambda _: self._started.set())
@@ -402,6 +413,9 @@ class Answer:
                 self._sink.add_call(choice_idx, call_idx, piece.name)
             else:
                 self._sink.add_arguments(choice_idx, call_idx, piece.text)
+
+    def _try_flush(self) -> bool:
+        return self._num_over < len(self._choices) and self._sink.try_flush()
 
     async def _flush(self) -> None:
         self._may_go_on.clear()

@@ -42,6 +42,16 @@ class EventStream:
         if waiting or is_last or not self._exchange.has_begun:
             await self._send(waiting, is_last=is_last)
 
+    def try_flush(self) -> bool:
+        """Send what is queued in one piece if nothing must be waited for."""
+        if not self._waiting:
+            return self._exchange.has_begun
+        if self._lock.locked() or not self._exchange.try_send_events(b"".join(self._waiting)):
+            return False
+        self._waiting = []
+        self._last_sent_s = self._clock.now_s()
+        return True
+
     async def keep_alive(self, every_s: float) -> None:
         """Send something whenever nothing was sent for *every_s*; until cancelled."""
         while True:

@@ -19,7 +19,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headrace_common.clock import Clock
 from headrace_common.errors import (
@@ -125,10 +125,15 @@ class Job:
         return request
 
 
-# Called for each event that adds something, with deltas of living choices only.
-OnEvent = Callable[[Job, pb.GenerateEvent], None]
-# Awaited between two events: holds the generation while the client does not read.
-Gate = Callable[[], Awaitable[object]]
+class Outlet(NamedTuple):
+    """What becomes of a job's events."""
+
+    # Called for each event that adds something, with deltas of living choices only.
+    take: Callable[[Job, pb.GenerateEvent], None]
+    # Asked after what came together: whether more may come at once, as the client reads.
+    try_pass: Callable[[], bool]
+    # Awaited where it may not.
+    wait: Callable[[], Awaitable[object]]
 
 
 class _Attempt(Protocol):
@@ -211,14 +216,13 @@ class Generator:
     retries: RetryBudget
     max_attempts: int = 4
 
-    async def run(self, job: Job, deadline_s: float, on_event: OnEvent, gate: Gate) -> None:
+    async def run(self, job: Job, deadline_s: float, outlet: Outlet) -> None:
         """Generate until every choice has ended. Cancelling it aborts the work at the worker.
 
         Args:
             job: grows as events come.
             deadline_s: monotonic time at which workers and router give up.
-            on_event: gets each event.
-            gate: see `Gate`.
+            outlet: gets each event.
 
         Raises:
             HeadraceError: no replica could finish the job.
@@ -229,7 +233,7 @@ class Generator:
             attempt = await self._choose(job, deadline_s, failure)
             num_attempts += 1
             try:
-                await self._attempt(job, attempt, deadline_s, on_event, gate)
+                await self._attempt(job, attempt, deadline_s, outlet)
             except Unavailable as error:
                 if job.is_done:
                     return
@@ -324,11 +328,9 @@ class Generator:
         return _Guessed(replica.replica, replica.address)
 
     async def _attempt(
-        self, job: Job, attempt: _Attempt, deadline_s: float, on_event: OnEvent, gate: Gate
+        self, job: Job, attempt: _Attempt, deadline_s: float, outlet: Outlet
     ) -> None:
         started_s = self.clock.now_s()
-        # By an earlier replica, if this one takes over.
-        num_before = job.usage.output_tokens
         calls: list[GenerateCall] = []
 
         def lose() -> None:
@@ -345,23 +347,67 @@ class Generator:
             call = await self.workers.generate(attempt.address, request, deadline_s - started_s)
             calls.append(call)
             async with call:
-                is_first = True
-                event: pb.GenerateEvent | None
-                while (event := await call.receive()) is not None:
-                    # What came together is one pass: one report, one look at the client.
-                    while event is not None:
-                        has_tokens = _take(job, attempt, event)
-                        if has_tokens and is_first:
-                            is_first = False
-                            ttft_s = self.clock.now_s() - started_s
-                            attempt.first_token(cached_tokens(job.usage), ttft_s)
-                        on_event(job, event)
-                        event = call.take_ready()
-                    attempt.output(job.usage.output_tokens - num_before)
-                    if not job.is_done:
-                        await gate()
+                reading = _Reading(job, attempt, call, outlet, self.clock, started_s)
+                while True:
+                    if await call.wait(reading.take_ready):
+                        event = await call.receive()
+                        if event is None:
+                            break
+                        reading.take(event)
+                        if reading.take_ready():
+                            continue
+                    await outlet.wait()
         if not job.is_done:
             raise ReplicaLost("The replica ended before the answer did.")
+
+
+class _Reading:
+    """Takes the events of one attempt, mostly in the turn in which they come."""
+
+    __slots__ = (
+        "_attempt",
+        "_call",
+        "_clock",
+        "_is_first",
+        "_job",
+        "_num_before",
+        "_outlet",
+        "_started_s",
+    )
+
+    def __init__(
+        self,
+        job: Job,
+        attempt: _Attempt,
+        call: GenerateCall,
+        outlet: Outlet,
+        clock: Clock,
+        started_s: float,
+    ) -> None:
+        self._job, self._attempt, self._call, self._outlet = job, attempt, call, outlet
+        self._clock, self._started_s = clock, started_s
+        # By an earlier replica, if this one takes over.
+        self._num_before = job.usage.output_tokens
+        self._is_first = True
+
+    def take(self, event: pb.GenerateEvent) -> None:
+        """Note an event and give it to the outlet."""
+        job = self._job
+        has_tokens = _take(job, self._attempt, event)
+        if has_tokens and self._is_first:
+            self._is_first = False
+            ttft_s = self._clock.now_s() - self._started_s
+            self._attempt.first_token(cached_tokens(job.usage), ttft_s)
+        self._outlet.take(job, event)
+
+    def take_ready(self) -> bool:
+        """Take all that is there: one report, one look at the client. Whether more may come."""
+        take_next = self._call.take_ready
+        while (event := take_next()) is not None:
+            self.take(event)
+        job = self._job
+        self._attempt.output(job.usage.output_tokens - self._num_before)
+        return job.is_done or self._outlet.try_pass()
 
 
 def _copied(request: pb.GenerateRequest) -> pb.GenerateRequest:

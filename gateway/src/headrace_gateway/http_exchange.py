@@ -180,6 +180,13 @@ class HttpExchange:
             await self._drain()
         self._reply.go_on(events, is_last=is_last)
 
+    def try_send_events(self, events: bytes) -> bool:
+        """Send whole events of a stream that has begun, unless the client reads too slowly."""
+        if self._connection.is_paused or not self.has_begun or self.is_over:
+            return False
+        self._reply.go_on(events, is_last=False)
+        return True
+
     def abort(self) -> None:
         """Cut the connection now, unsent bytes included."""
         self.client_is_gone = True

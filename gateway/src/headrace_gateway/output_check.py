@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,6 +47,14 @@ class Release:
     is_blocked: bool = False
     # Something in it was replaced: its tokens no longer match its text.
     is_redacted: bool = False
+
+
+# Wakes who waits for releases.
+_NOTHING = Release(0, "")
+
+
+def _never() -> bool:
+    return False
 
 
 class OutputCheck:
@@ -123,19 +131,35 @@ class OutputCheck:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(_LAST_ANSWER_S, self._give_up)
 
-    async def releases(self) -> AsyncIterator[Release]:
+    async def releases(
+        self, take: Callable[[Release], None] | None = None, try_pass: Callable[[], bool] = _never
+    ) -> AsyncIterator[Release]:
         """Yield what may be sent until everything pushed is through.
+
+        Args:
+            take: gets releases at once where that is possible; they are not yielded then, but for
+                an empty one each time that *try_pass* says no.
+            try_pass: asked after what came together: whether nobody need be woken for it.
 
         Raises:
             GuardUnavailable: no verdict, and the key is fail-closed.
         """
+        shortcut = None if take is None else _Shortcut(self, take, try_pass)
         while self._call is not None:
+            is_passed = False
             try:
-                answer = await self._call.receive()
+                if shortcut is None or await self._call.wait(shortcut):
+                    answer = await self._call.receive()
+                else:
+                    is_passed = True
             except HeadraceError as error:
                 self.is_lost = True
                 self._go_on_unguarded(error)
                 break
+            if is_passed and shortcut is not None:
+                shortcut.check()
+                yield _NOTHING
+                continue
             if answer is None:
                 if self._is_finished and not self._ends:
                     return
@@ -213,6 +237,33 @@ class OutputCheck:
             if len(first) > num_chars:
                 held.appendleft(first[num_chars:])
             num_chars -= len(first)
+
+
+class _Shortcut:
+    """Passes releases on in the turn in which they come from the guard."""
+
+    def __init__(
+        self,
+        check: OutputCheck,
+        take: Callable[[Release], None],
+        try_pass: Callable[[], bool],
+    ) -> None:
+        self._check, self._take, self._try_pass = check, take, try_pass
+        self._failure: Exception | None = None
+
+    def __call__(self) -> bool:
+        try:
+            while (release := self._check.take_ready()) is not None:
+                self._take(release)
+            return not self._check.is_unguarded and self._try_pass()
+        except Exception as error:  # noqa: BLE001 - raised by `check`, where no call is to blame
+            self._failure = error
+            return False
+
+    def check(self) -> None:
+        """Raise what went wrong, if anything did."""
+        if self._failure is not None:
+            raise self._failure
 
 
 async def open_output_check(

@@ -89,6 +89,16 @@ class StreamedAnswer:
         if waiting or not self._exchange.has_begun:
             await self._send(waiting)
 
+    def try_flush(self) -> bool:
+        """Send what is queued in one piece if nothing must be waited for."""
+        if not self._waiting:
+            return self._exchange.has_begun
+        if self._lock.locked() or not self._exchange.try_send_events(b"".join(self._waiting)):
+            return False
+        self._waiting = []
+        self._last_sent_s = self._clock.now_s()
+        return True
+
     async def end(self, usage: TokenUsage) -> None:
         """Send the usage, if asked for, and the end."""
         last = self._form.usage_chunk(usage) if self._options.include_usage else b""

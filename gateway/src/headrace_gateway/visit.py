@@ -50,6 +50,10 @@ class Exchange(Protocol):
         """Send whole events."""
         ...
 
+    def try_send_events(self, events: bytes) -> bool:
+        """Send whole events of a stream that has begun, if nothing must be waited for."""
+        ...
+
 
 class WatchedExchange(Exchange, Protocol):
     """An exchange that tells when its client leaves."""

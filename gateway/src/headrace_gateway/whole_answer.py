@@ -56,6 +56,10 @@ class WholeAnswer:
     async def flush(self) -> None:
         """Nothing is sent before the end."""
 
+    def try_flush(self) -> bool:
+        """Nothing is sent before the end."""
+        return True
+
     async def end(self, usage: TokenUsage) -> None:
         """Send everything."""
         for choice, texts in zip(self._choices, self._texts, strict=True):

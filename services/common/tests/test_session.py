@@ -337,3 +337,33 @@ async def test_what_is_ready_is_taken_without_waiting_up_to_the_end(peer) -> Non
         rest = [call.take_ready(), call.take_ready(), call.take_ready()]
         assert [message and message.released for message in rest] == ["a", "a", None]
         assert await call.receive() is None
+
+
+async def test_a_shortcut_takes_messages_without_waking_the_waiter(peer) -> None:
+    """Only what it does not take, its own no and its own errors come to whoever waits."""
+    async with await peer.client.start(BIDI, say("a", 3)) as call:
+        taken: list[str] = []
+
+        def shortcut() -> bool:
+            while (message := call.take_ready()) is not None:
+                taken.append(message.released)
+            if "boom" in taken:
+                raise ValueError("its own")
+            return "enough" not in taken
+
+        waiting = asyncio.create_task(call.wait(shortcut))
+        await eventually(lambda: taken == ["a"] * 3)
+        call.send(say("b", 2))
+        await eventually(lambda: taken == ["a"] * 3 + ["b"] * 2)
+        assert not waiting.done()
+        call.send(say("enough"))
+        assert await waiting is False
+        taken.clear()
+        call.send(say("boom"))
+        with pytest.raises(ValueError, match="its own"):
+            await call.wait(shortcut)
+        taken.clear()
+        call.send(say("fail"))
+        assert await call.wait(shortcut) is True
+        with pytest.raises(RateLimited):
+            await call.receive()

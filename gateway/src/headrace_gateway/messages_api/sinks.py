@@ -127,6 +127,10 @@ class WholeMessage:
     async def flush(self) -> None:
         """Nothing is sent before the end."""
 
+    def try_flush(self) -> bool:
+        """Nothing is sent before the end."""
+        return True
+
     async def end(self, usage: TokenUsage) -> None:
         """Send everything."""
         message = message_json(self._id, self._model, self._content(), usage)
@@ -208,6 +212,10 @@ class StreamedMessage:
     async def flush(self) -> None:
         """Send what is queued in one piece."""
         await self._events.flush()
+
+    def try_flush(self) -> bool:
+        """Send what is queued, if nothing must be waited for."""
+        return self._events.try_flush()
 
     async def end(self, usage: TokenUsage) -> None:
         """Send how it ended, and the end."""

@@ -172,6 +172,10 @@ class ResponseSink:
         if self._events is not None:
             await self._events.flush()
 
+    def try_flush(self) -> bool:
+        """Send what is queued, if nothing must be waited for."""
+        return self._events is None or self._events.try_flush()
+
     async def end(self, usage: TokenUsage) -> None:
         """Keep the response, then tell its end."""
         incomplete = _INCOMPLETE.get(self._reason)

@@ -15,6 +15,8 @@ A call, seen from either side::
 An OPEN may carry the first message, and a message may say that it is the last (`is_last`), in place
 of the HALF_CLOSE or the END behind it: a call with one message each way is one item each way.
 A broken connection ends all its calls with `ReplicaLost`; the next call makes a new one.
+
+Long because a call and the stream it rides on share one protocol.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Generic, Protocol, cast
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any, Generic, Protocol, cast
 
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
@@ -80,8 +82,10 @@ class SessionCall(Generic[Req, Res]):
         self._session, self._id, self._method = session, call_id, method
         self._loop = asyncio.get_running_loop()
         self._received: deque[Item | HeadraceError] = deque()
-        # Whoever waits in `receive`.
-        self._waiter: asyncio.Future[None] | None = None
+        # Whoever waits in `receive` or `wait`, and what `wait` wants called instead of waking it.
+        self._waiter: asyncio.Future[bool] | None = None
+        self._shortcut: Callable[[], bool] | None = None
+        self._is_noted = False
         self._unacknowledged = 0
         self._ended = False
         # The server has told its end, read or not: nothing need be told to it any more.
@@ -164,6 +168,25 @@ class SessionCall(Generic[Req, Res]):
         self._give_credit()
         return self._method.response.FromString(item.payload)
 
+    async def wait(self, shortcut: Callable[[], bool]) -> bool:
+        """Wait for something to `receive` that *shortcut* does not take.
+
+        While this waits, messages wake nobody: *shortcut* is called in the turn in which they came,
+        once for what came together. It takes them by `take_ready` and says whether to go on like
+        that; what it raises is raised here.
+
+        Returns:
+            Whether there is something to receive; False = the shortcut wants no more now.
+        """
+        while not self._received and not self._ended:
+            self._waiter, self._shortcut = self._loop.create_future(), shortcut
+            try:
+                if not await self._waiter:
+                    return False
+            finally:
+                self._waiter = self._shortcut = None
+        return True
+
     def take_ready(self) -> Res | None:
         """Return the next message if it is there and is one; its end and errors are `receive`'s."""
         if self._received:
@@ -190,7 +213,27 @@ class SessionCall(Generic[Req, Res]):
             elif item.kind == Item.KIND_END:
                 self._is_over_there = True
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            if self._shortcut is None or isinstance(item, HeadraceError):
+                self._waiter.set_result(True)
+            elif not self._is_noted:
+                self._is_noted = True
+                self._session.note(self)
+
+    def pass_on(self) -> None:
+        """Let the waiter's shortcut take what came."""
+        self._is_noted = False
+        waiter, shortcut = self._waiter, self._shortcut
+        if waiter is None or waiter.done() or shortcut is None:
+            return
+        try:
+            goes_on = shortcut()
+        except Exception as error:  # noqa: BLE001 - the waiter's own, handed to it
+            waiter.set_exception(error)
+            return
+        if not goes_on:
+            waiter.set_result(False)
+        elif self._received:
+            waiter.set_result(True)
 
     def _run_out(self) -> None:
         self.cancel()
@@ -222,6 +265,8 @@ class _ClientStream:
         self._calls: dict[int, SessionCall[Message, Message]] = {}
         self._link = link_to(address, self._take, self._fail)
         self._put = self._link.put
+        # Calls that have a shortcut for what the present frame brought.
+        self._noted: list[SessionCall[Message, Message]] = []
         # From the first answer until the connection is lost.
         self.is_open = False
 
@@ -237,6 +282,10 @@ class _ClientStream:
     def register(self, call_id: int, call: SessionCall[Message, Message]) -> None:
         self._calls[call_id] = call
 
+    def note(self, call: SessionCall[Any, Any]) -> None:  # Any: whatever messages it has
+        """Remember to let a call pass on what the frame at hand brought."""
+        self._noted.append(call)
+
     def forget(self, call_id: int) -> None:
         self._calls.pop(call_id, None)
 
@@ -249,6 +298,10 @@ class _ClientStream:
             call = self._calls.get(item.call_id)
             if call is not None:
                 call.deliver(item)
+        if self._noted:
+            noted, self._noted = self._noted, []
+            for call in noted:
+                call.pass_on()
 
     def _fail(self) -> None:
         self.is_open = False
