@@ -334,6 +334,24 @@ def test_a_window_that_begins_after_the_tenants_data_needs_no_ledger(script: Scr
     assert decision.states[0].remaining == 1000 - 1
 
 
+def test_a_clock_that_is_set_back_gives_nothing_twice(script: Script) -> None:
+    """What was used in a day to come is used: a store that starts anew with an earlier time."""
+    tenant = f"back-{next(TENANTS)}"
+    charges = [
+        charge(Kind.RATE, Measure.REQUESTS, 1),
+        charge(Kind.DAY_COUNT, Measure.REQUESTS, 1, "b"),
+        charge(Kind.DAY_BUDGET, Measure.COST, 5, "c"),
+    ]
+    ahead_us = START_US + 86_400_000_000
+    for number, one in enumerate(charges):
+        spent = Amounts(requests=1, cost_nano_usd=5)
+        first = admit_op(plan(tenant, f"a{number}", [one], spent))
+        (reply,) = script.run([first], ahead_us)
+        assert reply[0] == Outcome.ADMITTED.value
+        (reply,) = script.run([admit_op(plan(tenant, f"b{number}", [one], spent))], START_US)
+        assert reply[0] == Outcome.DENIED.value, one
+
+
 def test_every_key_ends_by_itself_but_for_what_is_spent_in_total(script: Script) -> None:
     """Nothing of a tenant that never comes back stays for ever, other than its total budgets."""
     tenant = f"ends-{next(TENANTS)}"
