@@ -169,3 +169,14 @@ def test_a_lease_that_was_lengthened_ends_at_its_new_time() -> None:
     assert set(limiter.leases) == {"long"}
     limiter.sweep(100)
     assert not limiter.leases
+
+
+def test_a_clock_that_is_set_back_lets_no_rate_wait_for_ever() -> None:
+    """A minute of use and one of debt at most, from when it is noticed."""
+    limiter = MemoryLimiter()
+    ahead_us = NOW_US + 86_400_000_000
+    assert limiter.admit("a", 1, [rate(1)], of(1), ahead_us).outcome is Outcome.ADMITTED
+    denied = limiter.admit("b", 1, [rate(1)], of(1), NOW_US)
+    assert (denied.outcome, denied.wait_us) == (Outcome.DENIED, 2 * MINUTE_US)
+    later = limiter.admit("b", 1, [rate(1)], of(1), NOW_US + denied.wait_us)
+    assert later.outcome is Outcome.ADMITTED

@@ -181,7 +181,9 @@ async def running_service(
         yield client, f"127.0.0.1:{ports[0]}"
     finally:
         await client.close()
-        process.terminate()
+        # It may have been killed by then.
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
         await process.wait()
 
 

@@ -350,6 +350,11 @@ def test_a_clock_that_is_set_back_gives_nothing_twice(script: Script) -> None:
         assert reply[0] == Outcome.ADMITTED.value
         (reply,) = script.run([admit_op(plan(tenant, f"b{number}", [one], spent))], START_US)
         assert reply[0] == Outcome.DENIED.value, one
+        if one.kind is Kind.RATE:
+            # A minute of use and one of debt at most, not a day.
+            assert reply[2] <= 120_000_000
+            later = admit_op(plan(tenant, "c", [one], spent))
+            assert script.run([later], START_US + reply[2])[0][0] == Outcome.ADMITTED.value
 
 
 def test_every_key_ends_by_itself_but_for_what_is_spent_in_total(script: Script) -> None:

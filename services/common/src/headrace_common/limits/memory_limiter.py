@@ -1,7 +1,7 @@
 """All limits of one tenant in memory: decides as the script does, key for key.
 
-It is the oracle of the script's tests, and serves while Redis is away. Pure: time is an argument
-and never goes back.
+It is the oracle of the script's tests, and serves while Redis is away. Pure: time is an argument.
+Set back, it gives nothing twice and lets no rate wait longer than debt can.
 """
 
 from __future__ import annotations
@@ -229,7 +229,14 @@ class MemoryLimiter:
         tat_us, rest, rest_of = self.rates.get(name, (now_us, 0, limit))
         if rest_of != limit:
             tat_us, rest = tat_us + (rest > 0), 0
-        return (tat_us, rest) if tat_us >= now_us else (now_us, 0)
+        if tat_us < now_us:
+            return now_us, 0
+        # No request moves TAT further than this: the clock was ahead when it did.
+        latest_us = now_us + MINUTE_US + MAX_DEBT_US
+        if tat_us > latest_us:
+            tat_us, rest = latest_us, 0
+            self.rates[name] = (tat_us, rest, limit)
+        return tat_us, rest
 
     def wait_us(self, charge: Charge, cost: int, now_us: int) -> int:
         """Return how long one charge makes a request of *cost* wait; 0 = not at all."""

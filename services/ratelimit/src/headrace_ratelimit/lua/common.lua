@@ -29,7 +29,7 @@ local function bind()
 end
 
 local call, base, live_key, holds_key, since_key, has_ledger, now
--- The latest time seen: the server's clock may be set back, what is counted here may not.
+-- The latest time seen, which small steps back of the server's clock do not undo.
 local latest = 0
 
 -- Lua's own number format rounds to 14 digits; adding 0 turns -0 into 0.

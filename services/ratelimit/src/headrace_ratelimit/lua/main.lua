@@ -16,7 +16,11 @@ local function begin(keys, args)
   now = tonumber(args[1])
   if now == 0 then
     local time = call('TIME')
-    latest = max(latest, tonumber(time[1]) * 1000000 + tonumber(time[2]))
+    local at = tonumber(time[1]) * 1000000 + tonumber(time[2])
+    -- Set back a little, the clock stands until that time comes again. Nobody waits for more.
+    if at > latest or latest - at > MINUTE_US then
+      latest = at
+    end
     now = latest
   end
   note_windows()

@@ -46,7 +46,7 @@ local function read(set)
   end
 end
 
--- TAT of a rate: microseconds and a rest in 1/limit of one; never before now.
+-- TAT of a rate: microseconds and a rest in 1/limit of one; never before now, nor beyond all debt.
 local function tat_of(record, at, limit)
   local tat, rest = record[at], record[at + 1]
   if tat < now then
@@ -54,6 +54,12 @@ local function tat_of(record, at, limit)
   end
   if record[at + 2] ~= limit then
     tat, rest = tat + (rest > 0 and 1 or 0), 0
+  end
+  -- No request moves TAT further than this: the server's clock was ahead when it did.
+  local bound = now + MINUTE_US + MAX_DEBT_US
+  if tat > bound then
+    record[at], record[at + 1], record[at + 2], record.is_changed = bound, 0, limit, true
+    return bound, 0
   end
   return tat, rest
 end
