@@ -22,6 +22,7 @@ from headrace_billing.store import Database
 from headrace_common.clock import SystemClock
 from headrace_common.lifecycle import cancel_and_wait, supervise
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
+from headrace_testing.clock import FakeClock
 from headrace_testing.usage_events import AMOUNT_NANO_USD, closed, opened
 from headrace_testing.waiting import eventually
 
@@ -34,6 +35,8 @@ class Meter:
         self.num_posts = 0
         # Answers to give before it works; None = the connection is cut after the event was taken.
         self.failures: list[int | None] = []
+        # What it will never take: answered with 400, the whole batch that it is in.
+        self.refuses = "nothing"
         self.tokens: set[str] = set()
         meter = self
 
@@ -43,6 +46,8 @@ class Meter:
                 meter.num_posts += 1
                 meter.tokens.add(self.headers.get("authorization", ""))
                 failure = meter.failures.pop(0) if meter.failures else 200
+                if meter.refuses.encode() in body:
+                    failure = 400
                 if failure in (None, 200):
                     meter.take(self.headers["content-type"], body)
                 if failure is None:
@@ -146,3 +151,28 @@ async def test_stripes_meters_get_one_event_for_each_class(
         "req_1.output_tokens": 30,
         "req_1.amount_nano_usd": AMOUNT_NANO_USD,
     }
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+async def test_what_the_receiver_refuses_holds_up_no_other(
+    database: Database, meter: Meter, clock: FakeClock, dialect: Dialect
+) -> None:
+    """It is set aside for an hour, and sent once the receiver has been mended."""
+    await book(database, *(closed(f"r{n}") for n in range(5)))
+    meter.refuses = "r2"
+    registry = CollectorRegistry()
+    target = ExportTarget(meter.url, dialect, "", "headrace")
+    sender = Exporter(database, target, clock, BillingMetrics(registry))
+
+    def refused() -> float | None:
+        return registry.get_sample_value("headrace_billing_export_refused_requests")
+
+    async with httpx.AsyncClient() as http:
+        assert await sender.send_some(http) == 5
+        assert await sender.send_some(http) == 0
+        assert (len({it[:2] for it in meter.amounts}), refused()) == (4, 1)
+        meter.refuses = "nothing"
+        clock.advance(3601)
+        assert await sender.send_some(http) == 1
+        assert await sender.send_some(http) == 0
+        assert (len({it[:2] for it in meter.amounts}), refused()) == (5, 0)

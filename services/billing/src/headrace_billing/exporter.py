@@ -2,7 +2,9 @@
 
 Which requests are still to be sent is a table, filled in the transaction that books them (and, at
 the start, with whatever was booked before there was an exporter). A request is crossed out after
-the receiver took it: a crash in between sends it again, under the same name.
+the receiver took it: a crash in between sends it again, under the same name. One that the receiver
+refuses (too old for it, or a customer it does not know) holds up no other: it is set aside for an
+hour.
 """
 
 from __future__ import annotations
@@ -35,10 +37,21 @@ _TIMEOUT_S = 10.0
 _IDLE_S = 1.0
 # Said by a receiver that has the event already.
 _KNOWN_STATUSES = (409,)
+# Said of what was sent; everything else is about the receiver or the way to it.
+_REFUSED_STATUSES = (400, 413, 422)
+_REFUSED_FOR_S = 3600.0
+_MAX_REFUSED = 10_000
+
+# Closed requests with their amounts.
+_Batch = Sequence[tuple[UsageEvent, int]]
 
 
 class ExportError(Exception):
     """The receiver did not take a batch; it will be sent again."""
+
+
+class EventRefusedError(ExportError):
+    """The receiver will have none of what was sent."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +79,8 @@ class Exporter:
         self._target = target
         self._clock = clock
         self._metrics = metrics
+        # Request id -> monotonic time until which it is not tried.
+        self._refused: dict[str, float] = {}
 
     async def run(self) -> None:
         """Send for ever.
@@ -83,11 +98,37 @@ class Exporter:
                     await asyncio.sleep(_IDLE_S)
 
     async def send_some(self, http: httpx.AsyncClient) -> int:
-        """Send one batch; return how many requests that were."""
+        """Send one batch; return how many requests that were, sent or refused.
+
+        Raises:
+            ExportError: the receiver took none of it.
+            httpx.HTTPError: likewise.
+        """
         self._metrics.export_waiting.set(await self._database.read(_count_waiting))
-        batch = await self._database.read(_next_batch)
-        if not batch:
-            return 0
+        now_s = self._clock.now_s()
+        self._refused = {key: until for key, until in self._refused.items() if until > now_s}
+        self._metrics.export_refused.set(len(self._refused))
+        aside = list(self._refused)
+        batch = await self._database.read(lambda it: _next_batch(it, aside))
+        if batch:
+            try:
+                await self._send(http, batch)
+            except EventRefusedError:
+                await self._send_alone(http, batch)
+        return len(batch)
+
+    async def _send_alone(self, http: httpx.AsyncClient, batch: _Batch) -> None:
+        for one in batch:
+            try:
+                await self._send(http, [one])
+            except EventRefusedError as error:
+                if len(self._refused) >= _MAX_REFUSED:
+                    raise
+                request_id = one[0].request_id
+                _log.warning("request %s is not metered: %s", request_id, error)
+                self._refused[request_id] = self._clock.now_s() + _REFUSED_FOR_S
+
+    async def _send(self, http: httpx.AsyncClient, batch: _Batch) -> None:
         if self._target.dialect is Dialect.CLOUD_EVENTS:
             body = cloud_events(batch, self._target.source)
             await self._post(http, body, {"content-type": CLOUD_EVENTS_BATCH})
@@ -100,10 +141,11 @@ class Exporter:
         ids = [event.request_id for event, _ in batch]
         await self._database.write(lambda it: _cross_out(it, ids, now_unix_s))
         self._metrics.exported.inc(len(batch))
-        return len(batch)
 
     async def _post(self, http: httpx.AsyncClient, body: bytes, headers: dict[str, str]) -> None:
         answer = await http.post(self._target.url, content=body, headers=headers)
+        if answer.status_code in _REFUSED_STATUSES:
+            raise EventRefusedError(f"{self._target.url} answered {answer.status_code}")
         if not answer.is_success and answer.status_code not in _KNOWN_STATUSES:
             raise ExportError(f"{self._target.url} answered {answer.status_code}")
 
@@ -120,12 +162,13 @@ def _count_waiting(connection: Connection) -> int:
     return connection.execute(query).scalar_one()
 
 
-def _next_batch(connection: Connection) -> Sequence[tuple[UsageEvent, int]]:
+def _next_batch(connection: Connection, aside: Sequence[str]) -> _Batch:
     events, table = schema.usage_events, schema.exports
     query = (
         select(events.c.payload, events.c.amount_nano_usd)
         .join(table, table.c.request_id == events.c.request_id)
         .where(table.c.exported_unix_s == 0, events.c.kind == CLOSED)
+        .where(events.c.request_id.not_in(aside))
         .order_by(events.c.request_id)
         .limit(_BATCH_EVENTS)
     )

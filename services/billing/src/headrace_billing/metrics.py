@@ -80,6 +80,12 @@ class BillingMetrics:
             registry=registry,
         )
 
+        self.export_refused = Gauge(
+            "headrace_billing_export_refused_requests",
+            "Of those, requests that the metering service refuses; tried again once an hour.",
+            registry=registry,
+        )
+
     def count(self, result: BatchResult, source: str) -> None:
         """Add what came of a batch."""
         self.events_booked.labels("opened", source).inc(result.opened)
