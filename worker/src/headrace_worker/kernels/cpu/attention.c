@@ -14,8 +14,8 @@
 
 #define BLOCK 64 /* positions */
 /* Positions and pairs whose scores are computed together. */
-#define SCORED 4
-#define SCORED_PAIRS 3
+#define SCORED (WIDTH == 16 ? 8 : 4)
+#define SCORED_PAIRS (WIDTH == 16 ? 6 : 3)
 
 void hr_write_kv(const float *k, const float *v, int64_t row_stride, const kv_view *kv,
                  int64_t num_rows, const head_shape *heads) {
@@ -105,6 +105,53 @@ static void find_keys(const attention *a, const tile *t, int64_t pos, int64_t nu
     for (int64_t i = num; i % SCORED; i++) at[i] = at[num - 1];
 }
 
+#if WIDTH == 16
+/* In each quarter: a0 + a1, a2 + a3, b0 + b1, b2 + b3. */
+INLINE __m512 add_pairwise(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+}
+
+/* Products of `pairs` queries with the keys of SCORED positions, those of two positions in one vector: the
+ * sums are those of eight lanes, so their bits are the same at any width. */
+INLINE void score_some(int pairs, const float *q, int64_t dim, const float *const *at, float scale,
+                       float *scores) {
+    fvec sums[SCORED_PAIRS][4] = {{{0}}};
+    for (int64_t d = 0; d < dim; d += LANES) {
+        __m512 keys[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            const __m512d low = _mm512_castpd256_pd512((__m256d)load8(at[i] + d));
+            keys[i] = (__m512)_mm512_insertf64x4(low, (__m256d)load8(at[i + 4] + d), 1);
+        }
+#pragma GCC unroll 6
+        for (int p = 0; p < pairs; p++) {
+            const fvec query = (fvec)_mm512_broadcast_f64x4((__m256d)load8(q + p * dim + d));
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) sums[p][i] = fmav(query, (fvec)keys[i], sums[p][i]);
+        }
+    }
+    const __m512i in_order = _mm512_setr_epi32(0, 8, 1, 9, 4, 12, 5, 13, 2, 10, 3, 11, 6, 14, 7, 15);
+    __m512 quarters[SCORED_PAIRS];
+#pragma GCC unroll 6
+    for (int p = 0; p < pairs; p++) {
+        __m512 halves[2];
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; i++) {
+            const __m512 a = (__m512)sums[p][2 * i], b = (__m512)sums[p][2 * i + 1];
+            halves[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+        }
+        quarters[p] = add_pairwise(halves[0], halves[1]);
+    }
+#pragma GCC unroll 3
+    for (int p = 0; p < pairs; p += 2) {
+        const __m512 both = add_pairwise(quarters[p], quarters[p + 1 < pairs ? p + 1 : p]);
+        const fvec result = (fvec)_mm512_permutexvar_ps(in_order, both) * splatv(scale);
+        store8(scores + p * BLOCK, (f32x8)_mm512_castps512_ps256((__m512)result));
+        if (p + 1 < pairs)
+            store8(scores + (p + 1) * BLOCK, (f32x8)_mm512_extractf64x4_pd((__m512d)result, 1));
+    }
+}
+#else
 typedef float f32x4 __attribute__((vector_size(16)));
 typedef float f32x4_mem __attribute__((vector_size(16), aligned(4), may_alias));
 
@@ -143,6 +190,7 @@ INLINE void score_some(int pairs, const float *q, int64_t dim, const float *cons
         *(f32x4_mem *)(scores + p * BLOCK) = add_pairwise(low, high) * (f32x4){scale, scale, scale, scale};
     }
 }
+#endif
 
 /* Ask for the keys or values of `num` positions: they lie too far apart for the machine to guess. */
 INLINE void fetch(const float *const *at, int64_t offset, int64_t num, int64_t dim) {
@@ -161,7 +209,12 @@ static void score(const attention *a, const tile *t, int64_t num, const float *c
             switch (t->num_pairs - pair) {
             case 1: score_some(1, q, dim, at + i, scale, to); break;
             case 2: score_some(2, q, dim, at + i, scale, to); break;
-            default: score_some(3, q, dim, at + i, scale, to); break;
+#if WIDTH == 16
+            case 3: score_some(3, q, dim, at + i, scale, to); break;
+            case 4: score_some(4, q, dim, at + i, scale, to); break;
+            case 5: score_some(5, q, dim, at + i, scale, to); break;
+#endif
+            default: score_some(SCORED_PAIRS, q, dim, at + i, scale, to); break;
             }
         }
 }
@@ -197,6 +250,17 @@ INLINE void weigh_some(int is_whole, const attention *a, int64_t pair, int64_t f
     if (top > r->tops[pair]) rescale(a, pair, top, r);
     const f32x8 relative_to = splat(r->tops[pair]);
     f32x8 total = r->totals[pair];
+#if WIDTH == 16
+    if (is_whole) {
+        for (int64_t i = 0; i < BLOCK; i += WIDTH) {
+            storev(scores + i, expv(loadv(scores + i) - splatv(r->tops[pair])));
+            total += load8(scores + i);
+            total += load8(scores + i + LANES);
+        }
+        r->totals[pair] = total;
+        return;
+    }
+#endif
     for (int64_t i = 0; i < BLOCK; i += LANES) {
         f32x8 e = splat(0.0f);
         if (is_whole || (i < end && i + LANES > first))

@@ -84,4 +84,25 @@ INLINE fvec fmav(fvec a, fvec b, fvec c) {
 }
 INLINE fvec to_float(ivec x) { return __builtin_convertvector(x, fvec); }
 
+/* exp8 of as many lanes; the same bits. */
+INLINE fvec expv(fvec x) {
+#if WIDTH == 16
+    x = (fvec)_mm512_min_ps((__m512)splatv(88.0f), _mm512_max_ps((__m512)splatv(-87.0f), (__m512)x));
+    const fvec turns = x * splatv(1.44269504088896341f);
+    const fvec whole = (turns + splatv(12582912.0f)) - splatv(12582912.0f);
+    fvec r = fmav(whole, splatv(-0.693359375f), x);
+    r = fmav(whole, splatv(2.12194440e-4f), r);
+    fvec p = splatv(1.9875691500e-4f);
+    p = fmav(p, r, splatv(1.3981999507e-3f));
+    p = fmav(p, r, splatv(8.3334519073e-3f));
+    p = fmav(p, r, splatv(4.1665795894e-2f));
+    p = fmav(p, r, splatv(1.6666665459e-1f));
+    p = fmav(p, r, splatv(5.0000001201e-1f));
+    p = fmav(p * r, r, r) + splatv(1.0f);
+    return p * (fvec)((__builtin_convertvector(whole, ivec) + 127) << 23);
+#else
+    return exp8(x);
+#endif
+}
+
 #endif

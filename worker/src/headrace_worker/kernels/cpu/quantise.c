@@ -2,6 +2,10 @@
  *
  * int8 stays in order. int16 goes in pairs, columns (0, 2), (1, 3), (4, 6), (5, 7), ...: so the pairs
  * meet the weights' quads without shuffling those, whose even and odd bytes are a shift apart. */
+#include <float.h>
+#include <math.h>
+#include <stddef.h>
+
 #include "linear.h"
 
 /* Groups whose largest is below are taken as zeros: the factor would overflow. */
@@ -34,12 +38,53 @@ INLINE i32x8 pairs(i32x8 a, i32x8 b) {
     return (low & 0xffff) | high << 16;
 }
 
+#if WIDTH == 16
+/* One group of finite values whose largest is `top`; the sum of the whole numbers. */
+INLINE int32_t put_group(int64_t rounding, const float *x, float factor, void *values) {
+    ivec whole[2];
+    for (int i = 0; i < 2; i++) {
+        const fvec scaled = loadv(x + WIDTH * i) * splatv(factor);
+        whole[i] = __builtin_convertvector((scaled + splatv(12582912.0f)) - splatv(12582912.0f), ivec);
+    }
+    if (rounding == INT16) {
+        const ivec first = {0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29};
+        const ivec low = __builtin_shuffle(whole[0], whole[1], first);
+        const ivec high = __builtin_shuffle(whole[0], whole[1], first + 2);
+        *(ivec_mem *)values = (low & 0xffff) | high << 16;
+    } else {
+        for (int i = 0; i < 2; i++)
+            _mm_storeu_si128((__m128i_u *)values + i, _mm512_cvtepi32_epi8((__m512i)whole[i]));
+    }
+    return _mm512_reduce_add_epi32((__m512i)(whole[0] + whole[1]));
+}
+
+/* The largest magnitude; NaN or infinity if there is one. */
+INLINE float largest_of_group(const float *x) {
+    const __m512 a = _mm512_abs_ps((__m512)loadv(x)), b = _mm512_abs_ps((__m512)loadv(x + WIDTH));
+    const int has_nan = _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q);
+    return has_nan ? NAN : _mm512_reduce_max_ps(_mm512_max_ps(a, b));
+}
+#endif
+
 /* Row `row` of `to`; x is that row. A group that is not finite gets a scale of NaN, which spoils what it
  * is multiplied into, as it would in floats. */
 void hr_quantise(const float *x, int64_t num_in, const rounded *to, int64_t row) {
     const float most = to->rounding == INT16 ? 32767.0f : 127.0f;
     const int64_t num_groups = num_in / GROUP;
     for (int64_t g = 0; g < num_groups; g++, x += GROUP) {
+#if WIDTH == 16
+        const float magnitude = largest_of_group(x);
+        if (magnitude <= FLT_MAX) {
+            char *into = (char *)to->groups + (row * num_groups + g) * rounded_group_bytes(to->rounding);
+            const int is_usable = magnitude >= SMALLEST;
+            const float scale = is_usable ? magnitude / most : 0.0f;
+            const int32_t total = put_group(to->rounding, x, is_usable ? most / magnitude : 0.0f,
+                                            into + offsetof(int16_group, values));
+            ((int16_group *)into)->scale = scale; /* an int8 one begins alike */
+            ((int16_group *)into)->sum = scale * (float)total;
+            continue;
+        }
+#endif
         const float top = largest(x);
         const int is_usable = top >= SMALLEST;
         const f32x8 factor = splat(is_usable ? most / top : 0.0f);
