@@ -19,7 +19,14 @@ from tempfile import TemporaryDirectory
 from headrace_common.errors import Unavailable
 
 SOURCES = Path(__file__).parent / "cpu"
-FLAGS: tuple[str, ...] = ("-O3", "-march=native", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-pthread")
+FLAGS: tuple[str, ...] = (
+    "-O3",
+    "-march=native",
+    "-std=gnu11",
+    "-ffp-contract=off",
+    "-fPIC",
+    "-pthread",
+)
 _TIMEOUT_S = 120
 _CPU_INFO = Path("/proc/cpuinfo")
 
