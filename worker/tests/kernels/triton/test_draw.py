@@ -52,6 +52,28 @@ def test_draws_the_same_tokens(fields: dict[str, Any]) -> None:
     assert chosen == expected
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"top_k": 40, "top_p": 0.9},
+        {"top_k": 40, "top_p": 0.9, "min_p": 0.02},
+        {"top_k": 40, "min_p": 0.1},
+        {"top_k": 40},
+    ],
+    ids=str,
+)
+def test_a_top_k_beyond_the_candidates_is_not_guessed(fields: dict[str, Any]) -> None:
+    """There are fewer tiles than top-k wants: the token is right, or left to the caller."""
+    specs = specs_of(8, temperature=1.5, **fields)
+    logits = 2 * randn(11, len(specs), V)
+    chosen = kernels.draw(logits, rows_of(specs), 64).tolist()
+    expected = [result.token_id for result in sample(logits, specs)]
+    decided = [pair for pair in zip(chosen, expected, strict=True) if pair[0] != kernels.UNDECIDED]
+    assert all(one == two for one, two in decided)
+    result = [it.token_id for it in sampler.sample(logits, specs, 64)]
+    assert result == expected
+
+
 def test_mixed_rows_do_not_disturb_one_another() -> None:
     """Greedy, plain and truncated rows in one batch; NaN and masked logits are never drawn."""
     specs = [

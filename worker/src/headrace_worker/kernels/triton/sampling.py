@@ -212,6 +212,10 @@ def choose_kernel(
     by_k = tl.where(has_top_k & (count >= top_k), 1, 0)
     by_p = tl.where(tl.sum(left, axis=0) >= tl.where(top_p < 1.0, top_p * total, 1.0e30), 1, 0)
     by_min = tl.where(least < min_p * likeliest, 1, 0)
+    # What top-p counts within is known only where all of top-k is among the candidates.
+    knows_total = tl.where(has_top_k, by_k, 1)
+    by_p = by_p * knows_total
+    by_min = by_min * tl.where(top_p < 1.0, knows_total, 1)
     is_decided = (count <= CANDIDATES) & (by_k + by_p + by_min > 0)
     kept = rank < num_kept
     packed = ids.to(tl.int64) * 4294967296 + rank.to(tl.int64)
