@@ -11,7 +11,7 @@ PIP_FLAGS ?= $(if $(CI),-q)
 TESTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status test test-unit test-e2e test-chaos clients proto fmt lint types arch check \
+.PHONY: help setup up down status test test-unit test-e2e test-chaos clients proto fmt lint types arch check gpu-check gpu-bench gpu-packages \
 	compose-config compose-up compose-down docs clean
 
 help: ## Print this list
@@ -54,6 +54,26 @@ test-chaos: setup ## Tests that kill, stall and cut things
 
 clients: setup ## Real SDKs against a running fleet: BASE_URL, API_KEY, MODEL (docs/clients.md)
 	$(BIN)/python tests/clients/run.py $(ARGS)
+
+# A Python of its own may bring torch and triton for the GPU; what else the worker needs then lies in .gpu-packages.
+GPU_PYTHON ?= $(BIN)/python
+GPU_OUT ?= gpu-bench
+GPU_RUN = PYTHONPATH=worker/src:services/common/src:services/contracts/src:.gpu-packages $(GPU_PYTHON) -m headrace_worker.gpu
+GPU_SETUP = $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)
+
+gpu-check: $(GPU_SETUP) ## On one GPU: kernels against float32, models against torch, CUDA graphs (GPU_PYTHON=python3)
+	$(GPU_RUN) check $(ARGS)
+
+gpu-bench: $(GPU_SETUP) ## On one GPU: its limits, and the share that kernels and models reach, into GPU_OUT; ARGS=--tune
+	$(GPU_RUN) bench --out $(GPU_OUT) $(ARGS)
+
+GPU_PYTHON_VERSION ?= 3.12
+gpu-packages: setup ## What a GPU machine's own Python lacks, into .gpu-packages, for a machine without internet
+	rm -rf .gpu-packages
+	$(BIN)/python -m pip install --disable-pip-version-check -q --target .gpu-packages --no-deps --only-binary=:all: \
+		--python-version $(GPU_PYTHON_VERSION) --implementation cp -c constraints.txt \
+		gguf grpcio protobuf psutil pydantic pydantic-core pydantic-settings annotated-types typing-inspection \
+		typing-extensions python-dotenv safetensors tokenizers tqdm pyyaml
 
 proto: setup ## Regenerate the stubs of all contracts
 	$(BIN)/python services/contracts/generate.py

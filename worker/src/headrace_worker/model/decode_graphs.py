@@ -123,6 +123,11 @@ class DecodeGraphs:
         recorded.play()
         return recorded.logits[: len(rows)]
 
+    @property
+    def recorded_sizes(self) -> list[int]:
+        """Sizes that are played, in the order in which they were recorded."""
+        return [size for size, recorded in self._recorded.items() if recorded is not None]
+
     def _record(self, size: int) -> _Recorded | None:
         device = self._kv.device
         numbers = torch.zeros((4, size), dtype=torch.int64, device=device)

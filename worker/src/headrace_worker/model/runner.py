@@ -98,6 +98,11 @@ class ModelRunner:
         """Whether steps go through the C kernels."""
         return self._compiled is not None
 
+    @property
+    def recorded_sizes(self) -> list[int]:
+        """Batch sizes of decode steps that are played from a recording so far."""
+        return self._graphs.recorded_sizes if self._graphs else []
+
     @torch.inference_mode()
     def forward(self, rows: Sequence[Row]) -> torch.Tensor:
         """Compute one step of a ragged batch; decodes and prefill chunks may be mixed.

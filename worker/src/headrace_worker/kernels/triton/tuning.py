@@ -38,7 +38,7 @@ _FLOAT32_DEFAULTS: Mapping[str, Cut] = {
     "paged_prefill": {"TILE_M": 32, "TILE_N": 16, "num_warps": 8, "num_stages": 1},
 }
 _WIDE_FLOAT32_DEFAULTS: Mapping[str, Cut] = {
-    "paged_prefill": {"TILE_M": 32, "TILE_N": 32, "num_warps": 16, "num_stages": 1},
+    "paged_prefill": {"TILE_M": 16, "TILE_N": 16, "num_warps": 16, "num_stages": 1},
 }
 _TUNED_ITEM_BYTES = 2
 
