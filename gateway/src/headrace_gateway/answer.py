@@ -426,11 +426,10 @@ class Answer:
 
 
 def total_usage(jobs: Sequence[Job]) -> TokenUsage:
-    """Sum the counts of a request's jobs."""
-    total = TokenUsage()
+    """Sum the counts of a request's jobs; read only: a single job's are its own."""
     if len(jobs) == 1:
-        total.CopyFrom(jobs[0].usage)
-        return total
+        return jobs[0].usage
+    total = TokenUsage()
     for job in jobs:
         for name in (
             "prompt_tokens",

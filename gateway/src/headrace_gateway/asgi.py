@@ -124,7 +124,7 @@ class ApiRoute(ABC):
         try:
             outcome = await self._answer(exchange, scope["method"], request_id)
         finally:
-            context.metrics.running.dec()
+            context.metrics.running.inc(-1)
             name = self._form.endpoint.value
             context.metrics.requests.labels(name, outcome).inc()
             elapsed_s = context.clock.now_s() - started_s

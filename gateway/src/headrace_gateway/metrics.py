@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from headrace_common.loop_metrics import LoopCounter, LoopHistogram
+from headrace_common.loop_metrics import Count, LoopCounter, LoopHistogram
 from headrace_common.metrics import LATENCY_BUCKETS_S
 
 
@@ -18,11 +18,13 @@ class GatewayMetrics:
             ["endpoint", "outcome"],
             registry=registry,
         )
-        self.running = Gauge(
+        # One loop writes it: a gauge of the library's would take a lock each time.
+        self.running = Count()
+        Gauge(
             "headrace_gateway_running_requests",
             "Requests being served on the generating endpoints.",
             registry=registry,
-        )
+        ).set_function(lambda: self.running.value)
         self.ttft_s = LoopHistogram(
             "headrace_gateway_ttft_seconds",
             "Request fully read to first token written (streams) or known (whole answers).",
