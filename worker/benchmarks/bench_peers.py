@@ -16,6 +16,9 @@ included, then what we have of each peer's. The peers' order is turned over betw
 of which the better counts. A peer that cannot be had is named with its error. vLLM compiles the
 model once, which takes minutes; what it made is kept in FOLDER/cache.
 
+On a machine that is busy with other things `--clock cpu --threads 1` still compares: then tokens
+are divided by the CPU time that the engine's process took for them.
+
 `--save FILE` keeps the figures and takes in those already there, so that a table can be had of
 several short runs::
 
@@ -97,6 +100,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--only", nargs="*", default=sorted(_ALL), help="names as in the table")
     parser.add_argument("--save", type=Path, help="JSON of figures that others are added to")
+    parser.add_argument("--clock", choices=("cpu", "wall"), default="wall")
     parser.add_argument("--torch-index", default=_TORCH_INDEX, help="of setup")
     args = parser.parse_args()
     if args.command == "setup":
@@ -108,7 +112,8 @@ def main() -> int:
             rows[name] = _better(rows.get(name), _measured(name, args))
     if args.save:
         args.save.write_text(json.dumps(rows, indent=1), encoding="utf-8")
-    sys.stdout.write(_table({name: rows[name] for name in _ALL if name in rows}, args.threads))
+    unit = f"tokens per second of the {args.clock} clock, {args.threads} thread(s)"
+    sys.stdout.write(_table({name: rows[name] for name in _ALL if name in rows}, unit))
     return 0
 
 
@@ -169,7 +174,7 @@ def _measured(name: str, args: argparse.Namespace) -> dict[str, Any]:
         environment.pop("PYTHONPATH", None)
     try:
         done = subprocess.run(
-            [python, _PEERS / peer.script, model, "--threads", threads],
+            [python, _PEERS / peer.script, model, "--threads", threads, "--clock", args.clock],
             env=environment,
             capture_output=True,
             text=True,
@@ -195,9 +200,9 @@ def _better(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
     return {**best, "load_s": min(old["load_s"], new["load_s"])}
 
 
-def _table(rows: dict[str, dict[str, Any]], threads: int) -> str:
+def _table(rows: dict[str, dict[str, Any]], unit: str) -> str:
     lines = [
-        f"tokens/s, {threads} thread(s)",
+        unit,
         "| engine | ready, s | prefill 512 | batch 1 | batch 8 | batch 32 |",
         "|---|---|---|---|---|---|",
     ]

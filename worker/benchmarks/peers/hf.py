@@ -17,7 +17,7 @@ class _Clock:
         self.times: list[float] = []
 
     def put(self, _tokens: torch.Tensor) -> None:
-        self.times.append(time.perf_counter())
+        self.times.append(figures.now())
 
     def end(self) -> None:
         pass
@@ -73,7 +73,7 @@ class Continuous:
         num_open = len(prompts)
         while num_open:
             output = self._manager.get_result(timeout=600)
-            at, known = time.perf_counter(), times[output.request_id]
+            at, known = figures.now(), times[output.request_id]
             known += [at] * (len(output.generated_tokens) - len(known))
             num_open -= output.is_finished()
         return list(times.values())

@@ -46,7 +46,7 @@ class Llama:
     def _stream(self, ids: list[int], num_tokens: int, times: list[float]) -> None:
         def take(event: Any) -> bool:
             if not event["choices"][0]["finish_reason"]:
-                times.append(time.perf_counter())
+                times.append(figures.now())
             return False
 
         request = {

@@ -51,7 +51,7 @@ class Vllm:
             times[name] = []
         while self._engine.has_unfinished_requests():
             outputs = self._engine.step()
-            at = time.perf_counter()
+            at = figures.now()
             for output in outputs:
                 known = times[output.request_id]
                 known += [at] * (len(output.outputs[0].token_ids) - len(known))
