@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "panels.h"
 #include "sample.h"
 
 /* Weights below are taken as zeros: exp8 does not go further down. */
@@ -42,26 +43,45 @@ static float largest(const float *x, int64_t size) {
     return found;
 }
 
-static double sum_lanes(f64x8 v) {
+INLINE double sum_lanes(f64x8 v) {
     return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }
 
-/* Weights of all tokens, padded with zeros to whole vectors; returns their sum. */
+/* Sixteen lanes. Sums go by eight, so their bits are the same at any width. */
+#define STEP 16
+
+INLINE void add_lanes(const float *from, f64x8 *sum) {
+    *sum += __builtin_convertvector(load8(from), f64x8);
+    *sum += __builtin_convertvector(load8(from + LANES), f64x8);
+}
+
+/* Weights of STEP tokens. Too small a number becomes zero, and so does NaN. */
+INLINE void weigh_some(const float *logits, float top, float factor, float *weights) {
+    for (int v = 0; v < STEP; v += WIDTH) {
+        const fvec x = (loadv(logits + v) - splatv(top)) * splatv(factor), weight = expv(x);
+#if WIDTH == 16
+        const __mmask16 counts = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(LOWEST), _CMP_GT_OQ);
+        storev(weights + v, (fvec)_mm512_maskz_mov_ps(counts, (__m512)weight));
+#else
+        store8(weights + v, choose8(x > splat(LOWEST), weight, splat(0.0f)));
+#endif
+    }
+}
+
+/* Weights of all tokens, padded with zeros to whole steps; returns their sum. */
 static double weigh(const float *logits, int64_t size, float temperature, float *weights) {
-    const float top = largest(logits, size);
-    const f32x8 factor = splat(1.0f / temperature);
+    const float top = largest(logits, size), factor = 1.0f / temperature;
     f64x8 sum = {0};
-    for (int64_t i = 0; i < size; i += LANES) {
-        f32x8 value = splat(-INFINITY);
-        if (i + LANES <= size)
-            value = load8(logits + i);
-        else
-            for (int lane = 0; lane < size - i; lane++) value[lane] = logits[i + lane];
-        const f32x8 x = (value - splat(top)) * factor;
-        /* Not for NaN either. */
-        const f32x8 weight = choose8(x > splat(LOWEST), exp8(x), splat(0.0f));
-        store8(weights + i, weight);
-        sum += __builtin_convertvector(weight, f64x8);
+    int64_t i = 0;
+    for (; i + STEP <= size; i += STEP) {
+        weigh_some(logits + i, top, factor, weights + i);
+        add_lanes(weights + i, &sum);
+    }
+    if (i < size) {
+        float rest[STEP];
+        for (int lane = 0; lane < STEP; lane++) rest[lane] = i + lane < size ? logits[i + lane] : -INFINITY;
+        weigh_some(rest, top, factor, weights + i);
+        add_lanes(weights + i, &sum);
     }
     return sum_lanes(sum);
 }
@@ -71,15 +91,24 @@ static int has_top_p(const sampling *how) { return how->top_p > 0.0f && how->top
 /* How many weights reach a threshold, and their sum. */
 static double mass_above(const float *weights, int64_t size, float threshold, int64_t *count) {
     f64x8 sum = {0};
-    i32x8 num = {0};
-    for (int64_t i = 0; i < size; i += LANES) {
-        const f32x8 weight = load8(weights + i);
-        const i32x8 is_above = weight >= splat(threshold);
-        sum += __builtin_convertvector(choose8(is_above, weight, splat(0.0f)), f64x8);
-        num -= is_above;
-    }
     *count = 0;
-    for (int lane = 0; lane < LANES; lane++) *count += num[lane];
+    for (int64_t i = 0; i < size; i += STEP) {
+        float above[STEP];
+#if WIDTH == 16
+        const __m512 weight = (__m512)loadv(weights + i);
+        const __mmask16 is_above = _mm512_cmp_ps_mask(weight, _mm512_set1_ps(threshold), _CMP_GE_OQ);
+        storev(above, (fvec)_mm512_maskz_mov_ps(is_above, weight));
+        *count += __builtin_popcount(is_above);
+#else
+        for (int v = 0; v < STEP; v += LANES) {
+            const f32x8 weight = load8(weights + i + v);
+            const i32x8 is_above = weight >= splat(threshold);
+            store8(above + v, choose8(is_above, weight, splat(0.0f)));
+            for (int lane = 0; lane < LANES; lane++) *count -= is_above[lane];
+        }
+#endif
+        add_lanes(above, &sum);
+    }
     return sum_lanes(sum);
 }
 
@@ -152,13 +181,13 @@ static border truncation(const sampling *how, const float *weights, int64_t size
     return kept;
 }
 
-/* A power of two that everything reaches which truncation may keep. */
+/* A power of four that everything reaches which truncation may keep. */
 static float threshold_for(const sampling *how, const float *weights, int64_t size, double total) {
     /* What top-k leaves is all needed to know top-p's share. */
     if (!how->top_k && !has_top_p(how)) return how->min_p;
     const limit l = {how->top_k ? how->top_k : INFINITY, how->top_k ? INFINITY : how->top_p * total};
-    float t = 0.5f;
-    while (t > SMALLEST_THRESHOLD && !is_reached(&l, weights, size, t)) t *= 0.5f;
+    float t = 0.25f;
+    while (t > SMALLEST_THRESHOLD && !is_reached(&l, weights, size, t)) t *= 0.25f;
     return t;
 }
 
@@ -177,7 +206,7 @@ static int64_t gather(int64_t size, float threshold, float *weights, int32_t *to
             num += is_above[lane] != 0;
         }
     }
-    for (int64_t i = num; i % LANES; i++) weights[i] = 0.0f;
+    for (int64_t i = num; i % STEP; i++) weights[i] = 0.0f;
     return num;
 }
 
