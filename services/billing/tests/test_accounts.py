@@ -474,7 +474,7 @@ async def test_nonsense_is_refused_and_never_breaks_anything(office: Office, see
     for method, path, body, _ in CHANGES[:2]:
         await office.ask(method, path.format(tenant_id="acme"), json=body)
     seen = set()
-    for _ in range(400):
+    for _ in range(200):
         route = chosen.choice([it for it in ROUTES if it.call not in SLOW])
         path = re.sub(r"{\w+}", lambda _: chosen.choice(IDS), route.path)
         descriptor = route.request.DESCRIPTOR
@@ -488,7 +488,7 @@ async def test_nonsense_is_refused_and_never_breaks_anything(office: Office, see
         answer = await office.http.request(route.method, "/admin/v1" + path, **options)
         assert answer.status_code < 500, (route.call, path, guess, answer.text)
         seen.add((route.call, answer.status_code == 200))
-    assert len({call for call, is_done in seen if is_done}) > 9, "nearly all is refused"
+    assert len({call for call, is_done in seen if is_done}) > 6, "nearly all is refused"
     await office.check_books()
 
 

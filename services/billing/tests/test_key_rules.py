@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 from headrace_billing.key_rules import (
     KeyOwner,
     check_key,
-    check_numbers,
+    check_storable,
     check_usable,
     hash_api_key,
     new_api_key,
@@ -160,16 +160,21 @@ def test_nothing_is_above_what_the_limiter_counts() -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [SumUsageRequest(to_unix_s=2**63), CreateKeyRequest(key=Key(expires_unix_s=2**63))],
+    [
+        SumUsageRequest(to_unix_s=2**63),
+        CreateKeyRequest(key=Key(expires_unix_s=2**63)),
+        SumUsageRequest(model="a\x00"),
+        CreateKeyRequest(key=Key(scopes=["usage", "\x00"])),
+    ],
 )
-def test_numbers_that_no_column_holds_are_refused(message: Message) -> None:
+def test_what_no_column_holds_is_refused(message: Message) -> None:
     """At any depth, by name."""
     with pytest.raises(InvalidRequest) as caught:
-        check_numbers(message)
-    assert (caught.value.param or "").endswith("_unix_s")
+        check_storable(message)
+    assert caught.value.param in ("to_unix_s", "expires_unix_s", "model", "scopes")
 
 
-def test_numbers_that_fit_pass() -> None:
+def test_what_fits_passes() -> None:
     """Up to the last one, in lists of messages too."""
-    check_numbers(FindMissingRequest(events=[EventId(request_id="r"), EventId()]))
-    check_numbers(SumUsageRequest(to_unix_s=2**63 - 1))
+    check_storable(FindMissingRequest(events=[EventId(request_id="r"), EventId()]))
+    check_storable(SumUsageRequest(to_unix_s=2**63 - 1))

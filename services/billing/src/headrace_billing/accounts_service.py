@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace_billing import audit, credit_store, invoice_store, key_store, tenant_store
 from headrace_billing.desk import Desk
-from headrace_billing.key_rules import check_numbers
+from headrace_billing.key_rules import check_storable
 from headrace_common.rpc import Call
 from headrace_contracts.billing.v1 import billing_pb2 as pb
 
@@ -105,5 +105,5 @@ class AccountsService:
 
     async def ListAudit(self, request: pb.ListAuditRequest, _call: Call) -> pb.ListAuditResponse:  # noqa: N802 - contract name
         """Who changed what."""
-        check_numbers(request)
+        check_storable(request)
         return await self._desk.read(lambda it: audit.list_audit(it, request))

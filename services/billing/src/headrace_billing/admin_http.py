@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 from headrace_billing.admin_routes import ROUTES, Route
 from headrace_billing.csv_text import invoice_csv, usage_csv
 from headrace_billing.desk import AdminCall
+from headrace_billing.key_rules import check_storable
 from headrace_common.errors import (
     HeadraceError,
     Internal,
@@ -139,6 +140,7 @@ async def _message(route: Route, request: Request) -> Message:
             place = place.setdefault(parent, {})
         place[last] = request.path_params[name]
     message: Message = from_json(route.request, wanted)
+    check_storable(message)
     return message
 
 

@@ -7,6 +7,7 @@ from sqlalchemy import Connection
 from headrace_billing import key_store, price_store, tenant_store
 from headrace_billing.audit import Stamp
 from headrace_billing.desk import Desk
+from headrace_billing.key_rules import check_storable
 from headrace_billing.policy_names import PolicyNames
 from headrace_billing.prices import table_to_proto
 from headrace_billing.revisions import current_revision
@@ -49,6 +50,7 @@ class AdminService:
 
     async def ListKeys(self, request: pb.ListKeysRequest, _call: Call) -> pb.ListKeysResponse:  # noqa: N802 - contract name
         """Keys by time of creation."""
+        check_storable(request)
         keys = await self._desk.read(lambda it: key_store.list_keys(it, request.tenant_id))
         return pb.ListKeysResponse(keys=keys)
 

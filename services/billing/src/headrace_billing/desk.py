@@ -16,7 +16,7 @@ from sqlalchemy import Connection, select, update
 from headrace_billing import schema
 from headrace_billing.audit import OPERATOR, Stamp
 from headrace_billing.changes import ChangeFeed
-from headrace_billing.key_rules import check_numbers
+from headrace_billing.key_rules import check_storable
 from headrace_billing.store import Database
 from headrace_common.clock import Clock
 from headrace_common.database import insert_new
@@ -75,7 +75,7 @@ class Desk:
         Raises:
             InvalidRequest: a number that no column holds, or whatever *work* refuses.
         """
-        check_numbers(request)
+        check_storable(request)
         actor = call.actor if isinstance(call, AdminCall) else OPERATOR
         by = Stamp(self.now_unix_s(), actor)
         key = call.idempotency_key if isinstance(call, AdminCall) else ""

@@ -235,19 +235,22 @@ def most_of_limit(name: str) -> int:
     return MAX_NANO_USD if name.endswith("_nano_usd") else MAX_RATE_LIMIT
 
 
-def check_numbers(message: Message) -> None:
-    """Raise if a number, at whatever depth, does not fit a column.
+def check_storable(message: Message) -> None:
+    """Raise if a number or a text, at whatever depth, is one that no column holds.
 
     Raises:
-        InvalidRequest: it does not.
+        InvalidRequest: it is.
     """
     for descriptor, value in message.ListFields():
         for one in value if descriptor.is_repeated else (value,):
             if isinstance(one, Message):
-                check_numbers(one)
-            elif isinstance(one, int) and one > MAX_INT64:
-                name = descriptor.name
+                check_storable(one)
+                continue
+            name = descriptor.name
+            if isinstance(one, int) and one > MAX_INT64:
                 raise InvalidRequest(f"{name} must not exceed {MAX_INT64}.", param=name)
+            if isinstance(one, str) and "\x00" in one:
+                raise InvalidRequest(f"{name} must hold no NUL characters.", param=name)
 
 
 def check_text(text: str, max_chars: int, param: str) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from google.protobuf.message import Message
-
 from headrace_billing import spend_store, usage_store, usage_sums, verify
-from headrace_billing.key_rules import check_numbers
+from headrace_billing.key_rules import check_storable
 from headrace_billing.store import Database
 from headrace_common.errors import InvalidRequest
 from headrace_common.rpc import Call
@@ -24,13 +22,14 @@ class LedgerService:
         """Usage per request, by request id; the total is over all pages."""
         if not (request.key_id or request.tenant_id or request.request_id):
             raise InvalidRequest("Name a key_id, a tenant_id or a request_id.")
-        _check_ids(request)
+        check_storable(request)
         return await self._database.read(lambda it: usage_store.list_usage(it, request))
 
     async def FindMissing(  # noqa: N802 - contract name
         self, request: pb.FindMissingRequest, _call: Call
     ) -> pb.FindMissingResponse:
         """Which of these events the books do not have."""
+        check_storable(request)
         if len(request.events) > MAX_EVENTS:
             raise InvalidRequest(f"At most {MAX_EVENTS:,} events may be asked for.", param="events")
         missing = await self._database.read(
@@ -46,15 +45,9 @@ class LedgerService:
 
     async def SumUsage(self, request: pb.SumUsageRequest, _call: Call) -> pb.SumUsageResponse:  # noqa: N802 - contract name
         """Usage by day, summed by what is asked for."""
-        _check_ids(request)
+        check_storable(request)
         return await self._database.read(lambda it: usage_sums.sum_usage(it, request))
 
     async def Verify(self, _request: pb.VerifyRequest, _call: Call) -> pb.VerifyResponse:  # noqa: N802 - contract name
         """Recount everything from the events and compare."""
         return await self._database.read(verify.verify)
-
-
-def _check_ids(request: Message) -> None:
-    check_numbers(request)
-    if any("\x00" in value for _, value in request.ListFields() if isinstance(value, str)):
-        raise InvalidRequest("Ids hold no NUL characters.")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, select
 
 from headrace_billing import schema
-from headrace_billing.key_rules import check_numbers, is_clean_text
+from headrace_billing.key_rules import check_storable, is_clean_text
 from headrace_billing.ledger import CLOSED, OPENED
 from headrace_common.errors import InvalidRequest
 from headrace_common.ids import first_request_id
@@ -38,7 +38,7 @@ def check(request: GetSpendRequest) -> None:
     Raises:
         InvalidRequest: it cannot be answered.
     """
-    check_numbers(request)
+    check_storable(request)
     if len(request.queries) > MAX_QUERIES:
         raise InvalidRequest(f"At most {MAX_QUERIES} queries may be asked.", param="queries")
     if not request.tenant_id or not is_clean_text(request.tenant_id, _MAX_ID_CHARS):
