@@ -15,6 +15,7 @@ import numpy as np
 from headrace_guard.classifiers.embedding import Embedder
 from headrace_guard.classifiers.heads import HEADS
 from headrace_guard_train import finish, own, plan, sources
+from headrace_guard_train.duplicates import without_doubles
 from headrace_guard_train.fit import Fitted, fit_linear
 from headrace_guard_train.instances import Cutter
 from headrace_guard_train.rows import Row
@@ -29,7 +30,7 @@ def main(arguments: list[str] | None = None) -> None:
     given.work.mkdir(parents=True, exist_ok=True)
     fetched, manifest = sources.read(given.data)
     own_rows = own.generate(plan.SEED)
-    rows = [*fetched, *own_rows]
+    rows = without_doubles([*fetched, *own_rows])
     manifest.append(sources.described("own templates", own.LICENCE, [row.text for row in own_rows]))
     steps = _Steps(given, rows)
     if given.step == "linear":

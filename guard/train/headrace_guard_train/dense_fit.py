@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from headrace_guard.classifiers.dense import Array, Dense, inputs_of
 from headrace_guard.classifiers.heads import HEADS
+from headrace_guard_train import plan
 from headrace_guard_train.examples import Example
 from headrace_guard_train.fit import balanced
 from headrace_guard_train.matrix import Vector
@@ -35,12 +36,14 @@ class Lesson:
         labels: one column a head: 1, 0, or -1 for not known.
         sources: where each window is from.
         shares: of its row.
+        near: other sources with a row much like its row; empty = of no window.
     """
 
     inputs: Array
     labels: NDArray[np.int64]
     sources: NDArray[np.str_]
     shares: Vector
+    near: Sequence[frozenset[str]] = ()
 
 
 def lesson_of(items: Sequence[Example], cache: StateCache) -> Lesson:
@@ -51,6 +54,7 @@ def lesson_of(items: Sequence[Example], cache: StateCache) -> Lesson:
         np.array([[one.labels.get(head, -1) for head in HEADS] for one, _ in known]),
         np.array([one.source for one, _ in known]),
         np.array([one.weight for one, _ in known]),
+        [one.near for one, _ in known],
     )
 
 
@@ -90,7 +94,8 @@ def packed(dense: Dense, prefix: str) -> dict[str, NDArray[np.generic]]:
 
 
 def _weights(lesson: Lesson, left_out: frozenset[str]) -> Vector:
-    is_in = ~np.isin(lesson.sources, list(left_out))
+    near = lesson.near or [frozenset[str]()] * len(lesson.sources)
+    is_in = plan.is_learnt(lesson.sources.tolist(), near, plan.unlearnt(left_out))
     weights = np.zeros(lesson.labels.shape)
     for column in range(len(HEADS)):
         mine = np.flatnonzero(is_in & (lesson.labels[:, column] >= 0))

@@ -27,6 +27,7 @@ class Example:
         source: where it is from.
         row_idx: of which row.
         weight: share of the row.
+        near: other sources with a row much like it.
     """
 
     text: str
@@ -34,6 +35,7 @@ class Example:
     source: str
     row_idx: int
     weight: float
+    near: frozenset[str] = frozenset()
 
 
 def examples(rows: Sequence[Row], seed: int) -> list[Example]:
@@ -55,7 +57,7 @@ def examples(rows: Sequence[Row], seed: int) -> list[Example]:
             if head != HARM_SOFT and (head != INDIRECT or label == 1)
         }
         found += [
-            Example(reading.text[begin:end], labels, row.source, idx, 1 / len(picked))
+            Example(reading.text[begin:end], labels, row.source, idx, 1 / len(picked), row.near)
             for begin, end in picked
         ]
         if row.labels.get(INDIRECT) == 0:
@@ -80,7 +82,7 @@ def _with_insertion(row: Row, idx: int, reading: Reading, rng: random.Random) ->
     picked = [(place, 1) for place in inside[:2]]
     picked += [(rng.choice(outside), 0)] if outside else []
     return [
-        Example(reading.text[begin:end], {INDIRECT: label}, row.source, idx, 1.0)
+        Example(reading.text[begin:end], {INDIRECT: label}, row.source, idx, 1.0, row.near)
         for (begin, end), label in picked
     ]
 
@@ -88,7 +90,7 @@ def _with_insertion(row: Row, idx: int, reading: Reading, rng: random.Random) ->
 def _sentences(row: Row, idx: int, reading: Reading, rng: random.Random) -> list[Example]:
     narrow = spans(len(reading.text), cut_of(INDIRECT))
     return [
-        Example(reading.text[begin:end], {INDIRECT: 0}, row.source, idx, 0.5)
+        Example(reading.text[begin:end], {INDIRECT: 0}, row.source, idx, 0.5, row.near)
         for begin, end in rng.sample(narrow, min(2, len(narrow)))
         if len(reading.text) > cut_of(HARM).num_chars or rng.random() < _NARROW_RATIO
     ]

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from headrace_guard.classifiers.embedding import Embedder
-from headrace_guard.classifiers.heads import HARM, HEADS, INDIRECT
+from headrace_guard.classifiers.heads import HARM, HEADS, INDIRECT, INJECTION
 from headrace_guard_train import export, hazards, plan, report, topics, words_fit
 from headrace_guard_train.cascade_figures import HeadFigures, figures_of
 from headrace_guard_train.dense_fit import fit_dense, lesson_of
+from headrace_guard_train.disguised import Stages, found_in_disguise
 from headrace_guard_train.examples import examples
 from headrace_guard_train.fit import Fitted
 from headrace_guard_train.instances import Cutter
@@ -54,7 +55,7 @@ def run(made: Made, models: Path, documents: Path, work: Path) -> None:
         work: gets the scores of all rows, for whoever wants to see what was missed.
     """
     rows = plan.dense_rows(made.rows)
-    items = examples(rows, plan.SEED)
+    items = examples(plan.dense_lessons(made.rows), plan.SEED)
     made.cache.fill(one.text for one in items)
     lesson = lesson_of(items, made.cache)
     dense = [fit_dense(lesson, left_out) for left_out in plan.folds(rows)]
@@ -68,6 +69,10 @@ def run(made: Made, models: Path, documents: Path, work: Path) -> None:
         np.savez(
             work / f"scores-{head}.npz", linear=one.linear.scored.logits, **vars(one.cascade.scored)
         )
+    stages = Stages(made.linear, vocabulary, nets, dense, made.embedder, made.cache)
+    disguised = {
+        head: found_in_disguise(head, made.rows, found[head], stages) for head in (INJECTION, HARM)
+    }
     meant = hazards.fit(Cutter(rows).instances(HARM), rows, made.cache)
     topic = topics.fit(made.rows, made.cache, plan.SEED)
     last = fit_dense(lesson, frozenset())
@@ -75,6 +80,7 @@ def run(made: Made, models: Path, documents: Path, work: Path) -> None:
         models, made.linear, (vocabulary, nets[-1]), last, found, meant, topic, made.manifest
     )
     figures = report.figures(found, meant, topic, _asked_of_ordinary(judged, found))
+    figures["found_in_disguise"] = disguised
     report.write(documents, figures, found, _FOREWORD.read_text(encoding="utf-8"))
 
 

@@ -30,6 +30,8 @@ class Windows:
         sources: where each is from.
         labels: 1, 0, or -1 for not known.
         rows: index of the row.
+        weights: shares of the rows.
+        near: other sources with a row much like its row.
     """
 
     items: list[Instance]
@@ -37,6 +39,7 @@ class Windows:
     labels: NDArray[np.int64]
     rows: NDArray[np.int64]
     weights: Vector
+    near: list[frozenset[str]]
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ def windows_of(items: Sequence[Instance], rows: Sequence[Row]) -> Windows:
         np.array([-1 if one.label is None else one.label for one in items]),
         np.array([one.row_idx for one in items]),
         np.array([one.weight for one in items]),
+        [rows[one.row_idx].near for one in items],
     )
 
 
@@ -88,7 +92,8 @@ def fit_linear(
             with np.load(kept, allow_pickle=False) as found:
                 fits.append((found["weights"], float(found["bias"])))
             continue
-        is_in = ~np.isin(windows.sources, list(left_out)) & (windows.labels >= 0)
+        is_in = plan.is_learnt(windows.sources.tolist(), windows.near, plan.unlearnt(left_out))
+        is_in &= windows.labels >= 0
         weights, bias = _fit_linear(windows, matrix, np.flatnonzero(is_in))
         fits.append((weights, bias))
         if kept is not None:

@@ -20,6 +20,7 @@ from headrace_guard_train.rows import CLEAN_DOCUMENT, CLEAN_REQUEST, HAZARDS, NO
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 LICENCE = "own"
+_HARMFUL = {INJECTION: 0, HARM: 1}
 _STICKY = frozenset({"name"})
 _CHAT_FAMILIES = {
     "own_chat": 1200, "own_trigger": 900, "own_roleplay": 600, "own_security": 400,
@@ -36,7 +37,8 @@ def generate(seed: int, scale: float = 1.0) -> list[Row]:
     """
     rng = random.Random(seed)  # noqa: S311 - not for secrets
     rows = _chat(rng, scale) + _injection(rng, scale) + _harm(rng, scale) + _toxicity(rng, scale)
-    return rows + _documents(rng, scale) + _tricks(rng, scale)
+    rows += _documents(rng, scale) + _tricks(rng, scale)
+    return rows + _lexicon(rng, scale)
 
 
 def _load(name: str) -> dict[str, Any]:  # Any: TOML
@@ -102,6 +104,32 @@ def _harm(rng: random.Random, scale: float) -> list[Row]:
                 rows.append(Row(text, "own_harm_topics", CLEAN_REQUEST))
     rows += _same_frames(rng, scale, frames)
     return rows + _asks(rng, scale, frames) + _more_asks(rng, scale) + _harmless(rng, scale, benign)
+
+
+def _lexicon(rng: random.Random, scale: float) -> list[Row]:
+    """Return short requests for what many words name; words and frames in fine ones."""
+    data = _load("lexicon.toml")
+    rows: list[Row] = []
+
+    def add(
+        kind: str, values: Sequence[str], frames: Sequence[str], count: int, hazard: str
+    ) -> None:
+        source, labels = ("own_words", _HARMFUL) if hazard else ("own_words_clean", CLEAN_REQUEST)
+        for value in values:
+            for frame in rng.sample(frames, max(1, int(count * scale))):
+                text = roughen(frame.replace(f"{{{kind}}}", value), rng)
+                rows.append(Row(text, source, labels, hazard=hazard or None))
+
+    for hazard in HAZARDS:
+        add("ask", data[hazard]["ask"], ["{ask}"], 1, hazard)
+        for kind, frames in data["frames"].items():
+            add(kind, data[hazard].get(kind, ()), frames, 4, hazard)
+            add(kind, data[hazard].get(kind, ()), data["clean_frames"][kind], 3, "")
+    acts = _load("acts_harmless.toml")
+    add("do", [*acts["plain"], *acts["near"]], data["frames"]["do"], 5, "")
+    add("goods", data["everyday"]["goods"], data["frames"]["goods"], 5, "")
+    add("touchy", data["everyday"]["touchy"], ["{touchy}"], 1, "")
+    return rows
 
 
 def _same_frames(rng: random.Random, scale: float, frames: Mapping[str, Any]) -> list[Row]:

@@ -175,7 +175,7 @@ def _tables(name: str, found: Json) -> list[str]:
 
 
 def _rest(found: Json) -> list[str]:
-    lines: list[str] = []
+    lines = _disguised(found.get("found_in_disguise", {}))
     if "hazards" in found:
         lines += [
             "## Hazard ids",
@@ -195,6 +195,23 @@ def _rest(found: Json) -> list[str]:
             f"\nAt `strict`: {hit:.2f} of off-topic texts are hit, {wrong:.3f} of on-topic ones.\n"
         )
     return lines
+
+
+def _disguised(found: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return a table of what is still found in disguise."""
+    if not found:
+        return []
+    kinds = list(next(iter(found.values())))
+    return [
+        "## In disguise: share of positives of left-out sources found at `balanced`, whole guard",
+        "| head | " + " | ".join(kinds) + " |",
+        "|---|" + "---|" * len(kinds),
+        *(
+            f"| {head} | " + " | ".join(f"{row[kind]:.2f}" for kind in kinds) + " |"
+            for head, row in found.items()
+        ),
+        "",
+    ]
 
 
 def _plots(folder: Path, name: str, one: HeadFigures) -> None:

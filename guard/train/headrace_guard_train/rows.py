@@ -28,6 +28,7 @@ class Row:
         spans: of a positive, the stretches that make it one; none = all of it.
         hazard: MLCommons hazard id, if known.
         sub: the source's own finer name, where it has one.
+        near: other sources that have a row much like it.
     """
 
     text: str
@@ -36,3 +37,4 @@ class Row:
     spans: tuple[tuple[int, int], ...] = ()
     hazard: str | None = None
     sub: str = ""
+    near: frozenset[str] = frozenset()

@@ -76,6 +76,7 @@ def fit_words(
         np.array([[one.labels.get(head, -1) for head in HEADS] for one in items]),
         np.array([one.source for one in items]),
         np.array([one.weight for one in items]),
+        [one.near for one in items],
     )
     return [fit_dense(lesson, left_out) for left_out in (*folds, frozenset[str]())]
 

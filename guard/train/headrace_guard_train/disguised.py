@@ -1,0 +1,85 @@
+"""How many attacks of left-out sources are still found when they come in disguise."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from headrace_guard.classifiers.dense import Dense
+from headrace_guard.classifiers.embedding import Embedder
+from headrace_guard.classifiers.text_model import Point
+from headrace_guard_train import plan
+from headrace_guard_train.augment import DISGUISES, MAX_CHARS
+from headrace_guard_train.cascade_figures import HeadFigures
+from headrace_guard_train.fit import Fitted
+from headrace_guard_train.judged import judge_dense, judge_linear
+from headrace_guard_train.rows import Row
+from headrace_guard_train.states import StateCache
+from headrace_guard_train.words_fit import Vocabulary, judge_words
+
+_NUM_ROWS = 150
+
+
+@dataclass(frozen=True)
+class Stages:
+    """All that was trained, by models that had not seen a fold.
+
+    Args:
+        linear: by head.
+        words: vectors of the words stage.
+        nets: its networks, one a fold.
+        dense: networks of the dense stage, one a fold.
+        embedder: the embedding model.
+        cache: what it said of windows.
+    """
+
+    linear: Mapping[str, Fitted]
+    words: Vocabulary
+    nets: Sequence[Dense]
+    dense: Sequence[Dense]
+    embedder: Embedder
+    cache: StateCache
+
+
+def found_in_disguise(
+    head: str, rows: Sequence[Row], figures: HeadFigures, stages: Stages
+) -> dict[str, float]:
+    """Return the share of positives found at the balanced point, by disguise; "none" is as written.
+
+    Of long rows the beginning is taken.
+
+    Args:
+        head: which one.
+        rows: all there are.
+        figures: how its stages are put together.
+        stages: the models.
+    """
+    left_out = frozenset().union(*plan.LEFT_OUT)
+    fit = [
+        row
+        for row in rows
+        if row.labels.get(head) == 1 and row.source in left_out and not row.spans
+    ]
+    rng = random.Random(plan.SEED)  # noqa: S311 - not for secrets
+    chosen = [
+        replace(row, text=row.text[:MAX_CHARS]) for row in rng.sample(fit, min(_NUM_ROWS, len(fit)))
+    ]
+    found = {"none": _found(head, chosen, figures, stages)}
+    for disguise in DISGUISES:
+        copies = [replace(row, text=disguise(row.text, rng)) for row in chosen]
+        found[disguise.__name__.strip("_")] = _found(head, copies, figures, stages)
+    return found
+
+
+def _found(head: str, rows: Sequence[Row], figures: HeadFigures, stages: Stages) -> float:
+    judged = judge_linear(head, rows, stages.linear[head])
+    words = judge_words({head: judged}, stages.words, stages.embedder, stages.nets)[head]
+    cheap = judged.logits + figures.words_share * words
+    is_asked = cheap >= figures.band_from
+    logits = judge_dense(head, judged, is_asked, stages.dense, stages.cache)
+    summed = np.where(is_asked, logits + figures.linear_share * cheap, -np.inf)
+    scored = judged.with_logits(summed)
+    return float(np.mean(scored.logits >= figures.cascade.logits[Point.BALANCED]))
