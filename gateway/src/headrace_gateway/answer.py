@@ -183,7 +183,7 @@ class Answer:
         ]
         self._is_echo_only = is_echo_only
         self._num_over = 0
-        # Without a guard: what was read and is not yet sent.
+        # Without a guard: what was read before the sink had begun.
         self._taken: list[Release] = []
         # Whether the sink has, where one task does everything.
         self._has_begun = False
@@ -275,8 +275,13 @@ class Answer:
         self._note_started(job)
         for delta in event.deltas:
             choice_idx, is_last = self._noted(job, delta)
-            if delta.text or is_last:
-                self._taken.append(Release(choice_idx, delta.text, is_last=is_last))
+            text = delta.text
+            if text or is_last:
+                release = Release(choice_idx, text, is_last)
+                if self._has_begun:
+                    self._emit(release)
+                else:
+                    self._taken.append(release)
 
     def _noted(self, job: Job, delta: pb.ChoiceDelta) -> tuple[int, bool]:
         """Keep what is told at the end; return the choice and whether it is over."""
@@ -293,19 +298,13 @@ class Answer:
 
     async def _send_taken(self) -> None:
         await self._begin_once()
-        self._emit_taken()
-        await self._sink.flush()
-
-    def _try_send_taken(self) -> bool:
-        if not self._has_begun:
-            return False
-        self._emit_taken()
-        return self._sink.try_flush()
-
-    def _emit_taken(self) -> None:
         taken, self._taken = self._taken, []
         for release in taken:
             self._emit(release)
+        await self._sink.flush()
+
+    def _try_send_taken(self) -> bool:
+        return self._has_begun and self._sink.try_flush()
 
     def _note_started(self, job: Job) -> None:
         if not self._has_started:

@@ -86,6 +86,8 @@ class Job:
     replicas: list[ReplicaRef] = field(default_factory=list)
     usage: TokenUsage = field(default_factory=TokenUsage)
     tokens: dict[int, list[int]] = field(default_factory=dict)
+    # Of `tokens`, all choices together.
+    num_output: int = 0
     finished: set[int] = field(default_factory=set)
     # Time that the first attempt spent in queues, of router and worker; None = not known yet.
     queue_s: float | None = None
@@ -448,6 +450,7 @@ def _take(job: Job, attempt: _Attempt, event: pb.GenerateEvent) -> bool:
         if ids := delta.token_ids:
             has_tokens = True
             job.tokens.setdefault(delta.choice_idx, []).extend(ids)
+            job.num_output += len(ids)
         if delta.finish_reason:
             is_edge = True
             _note_end(job, delta)
@@ -459,7 +462,7 @@ def _take(job: Job, attempt: _Attempt, event: pb.GenerateEvent) -> bool:
     if job.generate.HasField("text"):
         return _take_text(job, event)
     # Counted here: a worker that took over counts again what it redid of ended choices.
-    job.usage.output_tokens = sum([len(ids) for ids in job.tokens.values()])
+    job.usage.output_tokens = job.num_output
     return has_tokens
 
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headrace_common.errors import Deadline, GuardUnavailable, HeadraceError, ReplicaLost
 from headrace_contracts.billing.v1.billing_pb2 import Principal
@@ -36,8 +35,7 @@ class OutputOpener(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(NamedTuple):
     """Text of one choice that may go to the client."""
 
     choice_idx: int
