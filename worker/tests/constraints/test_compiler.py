@@ -13,7 +13,7 @@ from headrace_testing import byte_tokenizer
 from headrace_testing.waiting import eventually
 from headrace_worker.constraints import compiler as compiler_module
 from headrace_worker.constraints.compiler import ConstraintCompiler
-from headrace_worker.constraints.matcher import tokenizer_of
+from headrace_worker.constraints.matcher import GuidedConstraint, tokenizer_of
 from headrace_worker.engine.token_table import TokenTable
 from headrace_worker.model.info import ModelInfo
 
@@ -261,6 +261,46 @@ async def test_hostile_constraints_cost_a_bounded_time(compiler, constraint):
             matcher.accept(ord("a") if matcher.mask()[ord("a")] else ord("x"))
     except InvalidRequest:
         return
+
+
+def costly(constraint, each_s):
+    """A choice for which each mask takes so long, and each token that is taken."""
+    now_s = 0.0
+
+    def cpu_s():
+        nonlocal now_s
+        now_s += each_s
+        return now_s
+
+    return GuidedConstraint(constraint._pristine, cpu_s).begin()
+
+
+def go_on(matcher, taken):
+    """Take a hundred tokens, or as many as may be."""
+    for _ in range(100):
+        matcher.mask()
+        matcher.accept(ord("a"))
+        taken.append("a")
+
+
+@pytest.mark.parametrize(("each_s", "num_tokens"), [(0.3, 0), (0.055, 2), (0.0113, 19)])
+async def test_what_costs_too_much_a_token_ends(compiler, each_s, num_tokens):
+    """A choice may compute a quarter of a second, and a hundredth for each token more."""
+    made = await compiler.compile(pb.OutputConstraint(regex="a*"))
+    taken = []
+    with pytest.raises(InvalidRequest, match="too complex") as refused:
+        go_on(costly(made, each_s), taken)
+    assert refused.value.param == "constraint"
+    assert len(taken) == num_tokens
+
+
+async def test_what_costs_little_a_token_goes_on(compiler):
+    """Half a hundredth a token never ends it."""
+    made = await compiler.compile(pb.OutputConstraint(regex="a*"))
+    matcher = costly(made, 0.004)
+    for _ in range(300):
+        assert matcher.mask()[ord("a")]
+        matcher.accept(ord("a"))
 
 
 async def test_equal_constraints_are_compiled_once(compiler, counted):

@@ -3,10 +3,15 @@
 llguidance (guidance-ai/llguidance) walks a trie of all tokens' bytes with a derivative-based lexer
 and an Earley parser. It never raises for a grammar or a token; it goes into an error state, which
 is turned into an error here.
+
+Masks are computed between two steps of all streams. An ambiguous grammar can make each cost
+more than the last, within llguidance's limits up to half a second; so a choice has an allowance of
+computing time, and one that exceeds it ends with its request.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -19,6 +24,8 @@ from headrace_worker.engine.token_table import TokenTable
 from headrace_worker.model.info import ModelInfo
 
 _MAX_TOLD_CHARS = 200
+# Schemas with hundreds of members take a millisecond a token.
+_ALLOWED_S, _ALLOWED_PER_TOKEN_S = 0.25, 0.01
 
 
 class _Vocabulary:
@@ -62,41 +69,62 @@ def tokenizer_of(info: ModelInfo, table: TokenTable) -> LLTokenizer:
 
 
 class GuidedMatcher:
-    """One choice's state."""
+    """One choice's state.
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    Args:
+        matcher: before the first token.
+        cpu_s: computing time of the calling thread.
+    """
+
+    def __init__(self, matcher: LLMatcher, cpu_s: Callable[[], float]) -> None:
+        self._matcher, self._cpu_s = matcher, cpu_s
+        # What may still be computed.
+        self._left_s = _ALLOWED_S
 
     def mask(self) -> torch.Tensor:
-        """Return which tokens may come next: (V,) bool."""
+        """Return which tokens may come next: (V,) bool.
+
+        Raises:
+            InvalidRequest: it cannot be said, or has become too costly.
+        """
+        started_s = self._cpu_s()
         allowed = self._matcher.compute_logit_bias()
-        self._check()
+        self._check(started_s)
         return torch.from_numpy(np.frombuffer(allowed, dtype=np.uint8) != 0)
 
     def accept(self, token_id: int) -> None:
-        """Take the next token."""
+        """Take the next token; raises as `mask` does."""
+        self._left_s += _ALLOWED_PER_TOKEN_S
+        started_s = self._cpu_s()
         self._matcher.consume_token(token_id)
-        self._check()
+        self._check(started_s)
 
     @property
     def is_complete(self) -> bool:
         """Whether only an end token may follow."""
         return self._matcher.is_stopped()
 
-    def _check(self) -> None:
+    def _check(self, started_s: float) -> None:
         if self._matcher.is_error():
             raise told("The answer cannot be held to its constraint", self._matcher.get_error())
+        self._left_s -= self._cpu_s() - started_s
+        if self._left_s < 0:
+            raise InvalidRequest(
+                "The answer cannot be held to its constraint: it has become too complex to be "
+                "followed token by token.",
+                param="constraint",
+            )
 
 
 class GuidedConstraint:
     """A grammar made ready. `begin` may be called from any thread."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._pristine = matcher
+    def __init__(self, matcher: LLMatcher, cpu_s: Callable[[], float] = time.thread_time) -> None:
+        self._pristine, self._cpu_s = matcher, cpu_s
 
     def begin(self) -> GuidedMatcher:
         """Return the state before the first token."""
-        return GuidedMatcher(self._pristine.deep_copy())
+        return GuidedMatcher(self._pristine.deep_copy(), self._cpu_s)
 
 
 def told(what: str, error: str) -> InvalidRequest:
