@@ -2,13 +2,18 @@
 
 import asyncio
 import contextlib
+import math
 import socket
 import threading
 import urllib.request
 
+import grpc
 import pytest
 from aiokafka import TopicPartition
 from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
 
 from headrace_common.clock import SystemClock
 from headrace_common.errors import InvalidRequest, NotFound, ReplicaDraining, Unavailable
@@ -171,6 +176,124 @@ async def test_a_failed_step_fails_the_call_and_nothing_else(tmp_path):
         assert len(tokens(await _read(toy.stream()))) == 20
         assert toy.value("step_failures_total") == 1
         assert toy.value("requests_total", outcome="failed") == 1
+
+
+async def test_tools_find_the_contract_by_reflection(tmp_path):
+    """Service and messages, without any file of ours."""
+    async with Toy(tmp_path) as toy:
+
+        def described():
+            with grpc.insecure_channel(f"127.0.0.1:{toy.app.port}") as channel:
+                database = ProtoReflectionDescriptorDatabase(channel)
+                found = database.FindFileContainingSymbol("headrace.worker.v1.Worker")
+                return {*database.get_services()}, {each.name for each in found.message_type}
+
+        services, messages = await asyncio.to_thread(described)
+        assert {"headrace.worker.v1.Worker", "grpc.health.v1.Health"} <= services
+        assert {"GenerateRequest", "GenerateEvent"} <= messages
+
+
+def request_of(request_id, prompt=PROMPT, **fields):
+    return pb.GenerateRequest(
+        request_id=request_id,
+        model="m",
+        prompt_token_ids=byte_tokenizer.encode(prompt),
+        **({"stopping": pb.Stopping(max_tokens=8, ignore_eos=True)} | fields),
+    )
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")], ids=str)
+async def test_broken_logits_spoil_their_own_answer_only(tmp_path, bad):
+    """Tokens in range, log probabilities that JSON can carry; the neighbour is right."""
+    async with Toy(tmp_path) as toy:
+        forward = toy.runner.forward
+
+        def broken(rows):
+            logits = forward(rows)
+            ends = [row.num_logits for row in rows]
+            for idx, row in enumerate(rows):
+                past = [*toy.runner._kv[row.block_table[0]]]
+                if past[0] == ord("?"):
+                    logits[sum(ends[:idx]) : sum(ends[: idx + 1])] = bad
+            return logits
+
+        toy.runner.forward = broken
+        logprobs = pb.LogprobOptions(output=True, prompt=True, top=5)
+        sampling = pb.Sampling(temperature=1.0, top_p=0.9, repetition_penalty=1.2)
+        streams = [
+            _read(toy.session.stream(GENERATE, request_of("bad", "?" * 20, logprobs=logprobs))),
+            _read(
+                toy.session.stream(
+                    GENERATE, request_of("drawn", "?" * 9, logprobs=logprobs, sampling=sampling)
+                )
+            ),
+            _read(toy.stream(8, request_id="good")),
+        ]
+        *spoilt, good = await asyncio.gather(*streams)
+        expected = continuation(byte_tokenizer.encode(PROMPT), 8, SampleSpec(), may_end=False)
+        assert tokens(good) == expected
+        for events in spoilt:
+            made = [d for event in events for d in event.deltas]
+            assert len(tokens(events)) == 8
+            said = [entry for d in made for entry in d.logprobs]
+            said += [entry for event in events for entry in event.prompt_logprobs]
+            assert len(said) > 8
+            for entry in said:
+                assert math.isfinite(entry.logprob)
+                assert all(math.isfinite(top.logprob) for top in entry.top)
+        assert toy.value("step_failures_total") == 0
+
+
+async def test_sixty_four_choices_in_a_small_pool_all_end(tmp_path):
+    """Far more than run at once or fit: they wait for one another; one more is refused."""
+    async with Toy(tmp_path, max_running=4) as toy:
+        many = request_of("many", n=64, sampling=pb.Sampling(temperature=1.0), seed=3)
+        events = await _read(toy.session.stream(GENERATE, many))
+        made = {}
+        for event in events:
+            for delta in event.deltas:
+                made.setdefault(delta.choice_idx, []).extend(delta.token_ids)
+        prompt = byte_tokenizer.encode(PROMPT)
+        for idx in range(64):
+            spec = SampleSpec(temperature=1.0, seed=3, choice_idx=idx)
+            assert made[idx] == continuation(prompt, 8, spec, may_end=False)
+        with pytest.raises(InvalidRequest) as refused:
+            await _read(toy.session.stream(GENERATE, request_of("more", n=65)))
+        assert refused.value.param == "n"
+        await eventually(lambda: toy.value("kv_used_tokens") == 0, within_s=2)
+
+
+async def test_min_tokens_holds_stop_tokens_back(tmp_path):
+    """Every letter is a stop token: none comes before min_tokens, the first after ends it."""
+    async with Toy(tmp_path) as toy:
+        stops = pb.Stopping(max_tokens=12, min_tokens=5, stop_token_ids=range(97, 123))
+        events = await _read(toy.session.stream(GENERATE, request_of("held", stopping=stops)))
+        made = tokens(events)
+        assert all(token not in range(97, 123) for token in made[:5])
+        assert made[-1] in range(97, 123)
+        assert 5 < len(made) <= 12
+
+
+async def test_characters_are_never_cut(tmp_path):
+    """Emoji come byte by byte from the model and whole to the reader."""
+    async with Toy(tmp_path) as toy:
+        wanted = "\N{GRINNING FACE}".encode()
+        forward = toy.runner.forward
+
+        def emoji(rows):
+            logits = forward(rows)
+            places = [end for row in rows for end in [row.start_pos + len(row.token_ids)]]
+            for row, place in zip(logits, places, strict=True):
+                row[wanted[(place - len(PROMPT)) % len(wanted)]] = 90.0
+            return logits
+
+        toy.runner.forward = emoji
+        assert len(byte_tokenizer.encode(PROMPT)) == len(PROMPT)
+        events = await _read(toy.stream(max_tokens=4 * len(wanted) + 2))
+        texts = [d.text for event in events for d in event.deltas]
+        # The end cuts the last one, which is then said to be broken.
+        assert "".join(texts) == 4 * "\N{GRINNING FACE}" + "\N{REPLACEMENT CHARACTER}"
+        assert all("\N{REPLACEMENT CHARACTER}" not in text for text in texts[:-1])
 
 
 async def test_metrics_and_readiness_over_http(tmp_path):

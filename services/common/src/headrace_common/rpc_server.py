@@ -85,9 +85,8 @@ class RpcServer:
         self._names = [descriptor.full_name for descriptor, _ in services]
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection(
-            [*self._names, session_descriptor().full_name, reflection.SERVICE_NAME], self._server
-        )
+        shown = [session_descriptor().full_name, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection([*self._names, *shown], self._server)
         self._front: RpcFront | None = None
         self.address = address
         self.port = 0
