@@ -39,6 +39,7 @@ status: setup ## Show every service and worker of the running fleet
 # Tests that need the model are skipped where it cannot be had (but fail in CI).
 test: setup ## The whole test-suite: unit, property, contract, e2e
 	-@$(BIN)/headrace model fetch
+	-@$(BIN)/headrace model fetch gemma3-270m
 	$(PYTEST) -n 2 --dist loadfile -m "not e2e and not chaos and not gpu" $(TESTS)
 	$(PYTEST) -m e2e tests/e2e
 

@@ -49,11 +49,15 @@ def main() -> int:
     )
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).eval()
 
-    cases = [_case(model, tokenizer, {"kind": "raw", "text": text}) for text in RAW]
+    cases = [
+        case_of(model, tokenizer, {"kind": "raw", "text": text}, ids_of(tokenizer, text))
+        for text in RAW
+    ]
     for messages in CHATS:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        cases.append(_case(model, tokenizer, {"kind": "chat", "messages": messages, "text": text}))
-    texts = [{"text": text, "token_ids": _ids(tokenizer, text)} for text in TEXTS]
+        case = {"kind": "chat", "messages": messages, "text": text}
+        cases.append(case_of(model, tokenizer, case, ids_of(tokenizer, text)))
+    texts = [{"text": text, "token_ids": ids_of(tokenizer, text)} for text in TEXTS]
     close = [case["text"][:60] for case in cases if case["min_gap"] < MIN_GAP]
     for text in close:
         sys.stderr.write(f"too close to call, choose another text: {text!r}\n")
@@ -70,13 +74,14 @@ def main() -> int:
     return 0
 
 
-def _ids(tokenizer: Any, text: str) -> list[int]:
+def ids_of(tokenizer: Any, text: str) -> list[int]:
+    """Return a text's tokens, none added."""
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 @torch.inference_mode()
-def _case(model: Any, tokenizer: Any, case: dict[str, Any]) -> dict[str, Any]:
-    prompt = _ids(tokenizer, case["text"])
+def case_of(model: Any, tokenizer: Any, case: dict[str, Any], prompt: list[int]) -> dict[str, Any]:
+    """Continue a prompt greedily; return *case* with what is to be compared."""
     result = model.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),

@@ -7,6 +7,7 @@ rounding.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -178,6 +179,20 @@ def divergence(reference: Row32, other: Row32) -> float:
     """KL(reference || other) of two rows of logits, in nats."""
     one, two = (torch.from_numpy(row).double().log_softmax(-1) for row in (reference, other))
     return float((one.exp() * (one - two)).sum())
+
+
+def kl_of_top(top: Sequence[Sequence[float]], logits: torch.Tensor) -> float:
+    """KL of a reference's likeliest tokens to a row of ours, all other tokens taken as one.
+
+    Args:
+        top: pairs of token id and log probability.
+        logits: (V,).
+    """
+    ours = logits.double().log_softmax(-1)
+    pairs = [(value, float(ours[int(token_id)])) for token_id, value in top]
+    rest = [1.0 - sum(math.exp(pair[i]) for pair in pairs) for i in (0, 1)]
+    kl = sum(math.exp(p) * (p - q) for p, q in pairs)
+    return kl + (rest[0] * math.log(rest[0] / rest[1]) if min(rest) > 1e-7 else 0.0)
 
 
 class _Maker:

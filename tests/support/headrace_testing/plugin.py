@@ -16,6 +16,7 @@ from headrace_testing.servers import LocalServer, kafka, valkey
 __all__ = ["fleet"]  # fixtures that live in modules of their own
 
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GEMMA_NAME = "gemma-3-270m-q4_k_m.gguf"
 
 
 @pytest.fixture
@@ -91,10 +92,20 @@ def own_kafka(tmp_path: Path) -> Iterator[LocalServer]:
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
     """The real model's file; fetched by `headrace model fetch` or the first `make up`."""
+    return _model_file(GGUF_NAME, "headrace model fetch")
+
+
+@pytest.fixture(scope="session")
+def gemma3_gguf() -> Path:
+    """The second real model's file."""
+    return _model_file(GEMMA_NAME, "headrace model fetch gemma3-270m")
+
+
+def _model_file(name: str, command: str) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = cache / "headrace" / "models" / GGUF_NAME
+    path = cache / "headrace" / "models" / name
     if not path.exists():
-        reason = f"{path} is absent: run `headrace model fetch`"
+        reason = f"{path} is absent: run `{command}`"
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,15 +104,6 @@ def step(runner: ModelRunner, runs: list[Run], chunk: int) -> None:
             run.output.append(int(row_logits.argmax()))
 
 
-def kl_of_top(top: list[list[float]], logits: torch.Tensor) -> float:
-    """Return KL(reference || ours) with all tokens outside the reference's top as one."""
-    ours = logits.double().log_softmax(-1)
-    pairs = [(value, float(ours[int(token_id)])) for token_id, value in top]
-    rest = [1.0 - sum(math.exp(pair[i]) for pair in pairs) for i in (0, 1)]
-    kl = sum(math.exp(p) * (p - q) for p, q in pairs)
-    return kl + (rest[0] * math.log(rest[0] / rest[1]) if min(rest) > 1e-7 else 0.0)
-
-
 def test_model_file_is_the_one_of_the_golden_run(
     smollm2_gguf: Path, golden: dict[str, Any]
 ) -> None:
@@ -138,7 +128,7 @@ def test_greedy_output_equals_the_reference(runner: ModelRunner, golden: dict[st
     ]
     assert wrong == []
     worst = max(
-        kl_of_top(case["first_top_logprobs"], run.first_logits)
+        golden_matrix.kl_of_top(case["first_top_logprobs"], run.first_logits)
         for case, run in zip(cases, runs, strict=True)
         if run.first_logits is not None
     )
