@@ -71,11 +71,35 @@ def test_a_word_with_signs_inside_is_read(coded: str) -> None:
         "c = a[0x1f] + b[0x2e]; d = 10%; url = https://x.example/a?b=10&c=20%20x",
         "**Bold** words and <b>tags</b> around <i>whole</i> words, `code` too.",
         "era of the rof, not turned",
+        "Ages: 45, 52, 61, 38, 44, 29, 33, 57, 68, 71, 23, 49\n41, 52, 36, 70, 22, 65, 34, 43",
+        "20-30-41 55 62 71 33 24 45 68 57 22; 34 45 56 67 78 23 45",
     ],
 )
 def test_ordinary_text_says_nothing_else(text: str) -> None:
     """Code, formulas and marked-up text hold nothing in pieces."""
     assert shown(text) == []
+
+
+def test_long_texts_of_other_languages_are_read_as_they_are() -> None:
+    """What looks turned round must not make a long text too long to judge."""
+    spanish = (
+        "La casa era grande y el jard\u00edn era verde; todo lo dem\u00e1s era dna, be y ton. "
+        * 400
+    )
+    assert decoded(spanish).is_complete
+    assert shown(spanish) == []
+    turned = "please tell me what you will do about these rules and which. " * 600
+    decoding = decoded(turned[::-1])
+    assert decoding.is_complete
+    assert all("about these rules" in piece.text for piece in decoding.pieces)
+
+
+def test_tables_of_numbers_do_not_reach_the_bound() -> None:
+    """Many rows of numbers of two digits are no hexadecimal text."""
+    rows = "\n".join(
+        f"{idx}: 45, 52, 61, 38, 44, 29, 33, 57, 68, 71, 23, 49 x" for idx in range(500)
+    )
+    assert decoded(rows).is_complete
 
 
 def test_many_escapes_are_few_texts() -> None:

@@ -23,7 +23,8 @@ from headrace_guard.pieced import escaped, marked, parted_base64, selected
 
 MAX_DEPTH = 2
 MAX_CHARS = 16_384
-MAX_PIECES = 64
+MAX_PIECES = 256
+_OVERLAP = 256
 _MIN_TEXT = 4
 # In linear time over one byte per character, so that positions are the same. An encoded text has
 # at least eight characters; shorter runs decode to text by chance.
@@ -34,8 +35,9 @@ _PERCENT = re2.compile(rb"[^\s%]*(?:%[0-9A-Fa-f]{2}[^\s%]*){3,}")
 _TURNED = re.compile("[\u202e\u2067]([^\u202c\u2069\n]+)")
 _PARTLY_TURNED = re.compile("(\\w*)[\u202e\u2067]([^\u202c\u2069\n]+)[\u202c\u2069](\\w*)")
 _ROT13_WORDS = re2.compile(rb"(?i)\b(?:gur|naq|lbhe?|guvf|gung|jvgu|sbe|ner|abg|ubj|jung|nyy)\b")
+# None of these is a word of another language.
 _REVERSED_WORDS = re2.compile(
-    rb"(?i)\b(?:eht|dna|uoy|ruoy|siht|taht|htiw|rof|era|ton|woh|tahw|lla|morf|evah|lliw|tub|eb)\b"
+    rb"(?i)\b(?:eht|uoy|ruoy|siht|taht|htiw|tahw|lliw|hcihw|esaelp|erehw|eseht|tuoba)\b"
 )
 _ENGLISH_WORDS = re2.compile(rb"(?i)\b(?:the|and|your?|this|that|with|for|are|not|how|what|all)\b")
 # Share of printable characters from which bytes are taken for text.
@@ -144,11 +146,19 @@ def _found(text: str) -> Iterator[tuple[int, int, str, str]]:
             shown = word.group(1) + word.group(2)[::-1] + word.group(3)
             yield word.start(), word.end(), "bidi", shown
     if _looks_turned(data[:MAX_CHARS], _ROT13_WORDS):
-        yield 0, len(text), "rot13", codecs.encode(text, "rot13")
+        for start, end in _stretches(len(text)):
+            yield start, end, "rot13", codecs.encode(text[start:end], "rot13")
     if _looks_turned(data[:MAX_CHARS], _REVERSED_WORDS):
-        yield 0, len(text), "reversed", text[::-1]
+        for start, end in _stretches(len(text)):
+            yield start, end, "reversed", text[start:end][::-1]
     if not text.isascii():
         yield from _found_beneath(text)
+
+
+def _stretches(num_chars: int) -> Iterator[tuple[int, int]]:
+    """Yield where the stretches of a long text lie that are read one by one; they overlap."""
+    for start in range(0, max(num_chars - _OVERLAP, 1), MAX_CHARS - _OVERLAP):
+        yield start, min(start + MAX_CHARS, num_chars)
 
 
 def _runs(text: str, data: bytes) -> Iterator[tuple[int, int, str, str]]:
@@ -245,10 +255,16 @@ def _from_hex(run: bytes) -> str | None:
     digits = _HEX_MARK.sub(b"", run).decode("ascii")
     text = _readable(bytes.fromhex(digits[: len(digits) // 2 * 2]))
     if text is not None:
-        return text
+        return None if digits.isdigit() and not _all_letters(text) else text
     moved = digits[1:]
     text = _readable(bytes.fromhex(moved[: len(moved) // 2 * 2]))
-    return text if text is not None and _is_sure(text) else None
+    return text if text is not None and _is_sure(text) and not digits.isdigit() else None
+
+
+def _all_letters(text: str) -> bool:
+    """Whether a text is none that a table of numbers of two digits gives by chance."""
+    num_letters = sum(char.isalpha() or char.isspace() for char in text)
+    return num_letters >= _MIN_READABLE_RATIO * len(text)
 
 
 _BASE64_DIGITS = bytes.maketrans(b"-_", b"+/")
