@@ -16,11 +16,12 @@ _EXPOSED = ", ".join(
     (
         "x-request-id", "request-id", "retry-after", "retry-after-ms", "idempotent-replayed",
         "ratelimit", "ratelimit-policy", "x-headrace-replica", "x-headrace-cached-tokens",
-        "x-headrace-queue-ms", "x-headrace-model", "x-headrace-route",
+        "x-headrace-queue-ms", "x-headrace-model", "x-headrace-route", "x-headrace-fallback",
+        "openai-processing-ms",
         *(
             f"x-ratelimit-{what}-{of}"
             for what in ("limit", "remaining", "reset")
-            for of in ("requests", "tokens", "input-tokens", "output-tokens")
+            for of in ("requests", "tokens")
         ),
     )
 ).encode()  # fmt: skip
