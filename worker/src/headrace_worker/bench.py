@@ -28,6 +28,8 @@ from headrace_worker.model_host import ModelHost, ReadyModel
 from headrace_worker.settings import default_cache_dir
 
 _RUNS = 3
+# Prompts are not held back for streams that run: the first would end before the last begin.
+_NO_PACE = 1e9
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,9 @@ class Bench:
     def __init__(
         self, model: ReadyModel, token_budget: int, timeline: Timeline | None = None
     ) -> None:
-        self._keys = count(1)
+        self._keys, self._token_budget = count(1), token_budget
         self._vocab_size = model.info.vocab_size
-        self._engine = DirectEngine(model, limits_for(model, token_budget))
+        self._engine = DirectEngine(model, limits_for(model, token_budget, slowdown_ratio=_NO_PACE))
         if timeline is not None:
             self._engine.engine.record(timeline)
 
@@ -76,24 +78,31 @@ class Bench:
         return fresh / min(self._first_token_s(num_tokens, seed=1) for _ in range(_RUNS))
 
     def decode_tokens_per_s(self, batch_size: int, context_tokens: int, num_tokens: int) -> float:
-        """Rate of *batch_size* streams together, from the last one's first token on."""
-        return max(self._decode_once(batch_size, context_tokens, num_tokens) for _ in range(_RUNS))
+        """Rate of *batch_size* streams together, while all of them run.
+
+        Args:
+            batch_size: streams.
+            context_tokens: prompt of each.
+            num_tokens: that all make together with one another; each makes some more.
+        """
+        # The first stream is ahead by the steps that the other prompts take.
+        ahead = -(-batch_size * context_tokens // self._token_budget) + batch_size
+        return max(
+            self._decode_once(batch_size, context_tokens, num_tokens + ahead) for _ in range(_RUNS)
+        )
 
     def _decode_once(self, batch_size: int, context_tokens: int, num_tokens: int) -> float:
         keys = [self._submit(context_tokens, num_tokens, seed=None) for _ in range(batch_size)]
-        started: dict[int, float] = {}
-        times: list[float] = []
+        times: dict[int, list[float]] = {key: [] for key in keys}
         open_keys = set(keys)
         while open_keys:
             at, output = self._next()
-            made = [at for choice in output.choices for _ in choice.tokens]
-            if made and output.key not in started:
-                started[output.key] = at
-            times.extend(made)
+            times[output.key] += [at for choice in output.choices for _ in choice.tokens]
             if output.is_last:
                 open_keys.discard(output.key)
-        begin = max(started.values())
-        return sum(at > begin for at in times) / max(1e-9, max(times) - begin)
+        begin, end = max(it[0] for it in times.values()), min(it[-1] for it in times.values())
+        made = sum(begin < at <= end for each in times.values() for at in each)
+        return made / max(1e-9, end - begin)
 
     def _first_token_s(self, num_tokens: int, seed: int | None = None) -> float:
         begin = time.perf_counter()
