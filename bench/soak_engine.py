@@ -19,6 +19,7 @@ import random
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -44,6 +45,8 @@ _NUM_BLOCKS = 96
 _AT_ONCE = 24
 _MAX_WAITING = 20
 _REPORT_S = 30.0
+# In short waits: a process that was suspended meanwhile would take it for a request without an end.
+_LONGEST_WAIT_S, _SHORT_WAIT_S = 60.0, 0.5
 # What the second half may use more than the first one's end.
 _MAX_GROWTH_RATIO, _MAX_GROWTH_BYTES = 1.02, 24 << 20
 _SCHEMA = {
@@ -217,11 +220,10 @@ def _run(engine: DirectEngine, traffic: Traffic, totals: Totals, seconds: float)
             if (victim := traffic.victim()) is not None:
                 engine.engine.abort(victim)
         else:
-            try:
-                traffic.take(engine.next_or_error(60.0)[1])
-            except queue.Empty:
+            if (output := _next(engine)) is None:
                 totals.problems.append(f"{len(traffic.open)} requests got no end")
                 return
+            traffic.take(output)
         if now_s - reported_s >= _REPORT_S:
             reported_s = now_s
             totals.rss_bytes.append(psutil.Process().memory_info().rss)
@@ -229,6 +231,14 @@ def _run(engine: DirectEngine, traffic: Traffic, totals: Totals, seconds: float)
                 f"{now_s - started_s:5.0f} s  {totals.num_steps:7} steps  {totals.tokens:8} tokens"
                 f"  {totals.rss_bytes[-1] / 2**20:7.1f} MiB  {dict(totals.outcomes)}"
             )
+
+
+def _next(engine: DirectEngine) -> RequestOutput | None:
+    """Return the next output; None if there is none for a minute in which this process ran."""
+    for _ in range(round(_LONGEST_WAIT_S / _SHORT_WAIT_S)):
+        with suppress(queue.Empty):
+            return engine.next_or_error(_SHORT_WAIT_S)[1]
+    return None
 
 
 def _check_memory(totals: Totals) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -99,3 +100,27 @@ async def test_wrong_settings_end_the_start(settings, word):
         _, stderr = await asyncio.wait_for(running.communicate(), 60)
         assert running.returncode == 2
         assert word in stderr.decode()
+
+
+COMPUTES_AT_THE_END = """
+import sys, threading
+import torch
+from headrace_worker.__main__ import leave
+
+def compute():
+    while True:
+        torch.randn(1000).sort()
+
+if len(sys.argv) > 1:
+    threading.Thread(target=compute, name=sys.argv[1], daemon=True).start()
+leave()
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(("threads", "code"), [([], 3), (["engine"], 0), (["load"], 0)])
+def test_a_thread_that_still_computes_is_left_behind(threads, code):
+    """The interpreter would abort when it unwinds one at its own end."""
+    command = [sys.executable, "-c", COMPUTES_AT_THE_END, *threads]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, "")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
+import threading
 
 from headrace_common.clock import SystemClock
 from headrace_common.errors import HeadraceError
 from headrace_common.lifecycle import run
 from headrace_common.metrics import new_registry
 from headrace_common.telemetry import Telemetry, TelemetrySettings
-from headrace_worker.app import serve
+from headrace_worker.app import LOAD_THREAD, serve
+from headrace_worker.engine.engine import ENGINE_THREAD
 from headrace_worker.engine.token_table import UnknownTokenizer
 from headrace_worker.settings import WorkerSettings
 
@@ -27,6 +31,19 @@ def main() -> None:
         sys.exit(f"worker: {error}")
     finally:
         telemetry.shutdown()
+    leave()
+
+
+def leave() -> None:
+    """End the process here if a thread that could not be waited for still computes.
+
+    The interpreter would unwind it at its own end, which the C++ below it does not survive.
+    """
+    if any(thread.name in (ENGINE_THREAD, LOAD_THREAD) for thread in threading.enumerate()):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -60,6 +60,7 @@ from headrace_worker.vllm_names import VllmNames
 _log = logging.getLogger(__name__)
 
 _HEALTH_INTERVAL_S = 0.2
+LOAD_THREAD = "load"
 _FLUSH_S = 2.0
 _ROLES: Final[dict[str, PoolRole.ValueType]] = {
     "both": POOL_ROLE_UNSPECIFIED,
@@ -321,7 +322,7 @@ async def _on_daemon_thread(load: Callable[[], ReadyModel]) -> ReadyModel:
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, model, error)
 
-    threading.Thread(target=work, name="load", daemon=True).start()
+    threading.Thread(target=work, name=LOAD_THREAD, daemon=True).start()
     return await result
 
 

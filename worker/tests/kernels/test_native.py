@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -270,6 +272,37 @@ def test_draws_from_broken_logits_stay_in_range(kernels: NativeKernels) -> None:
     tokens = kernels.draw(logits, draws)
     assert all(0 <= token < 40 for token in tokens)
     assert tokens[6:] == [5, 7, 8]
+
+
+COMPUTES_AT_THE_END = """
+import ctypes, sys, threading
+from pathlib import Path
+import torch
+from headrace_worker.kernels.blocks import from_float
+from headrace_worker.kernels.dispatch import native_for
+from headrace_worker.kernels.native_types import I64, matrix_of, pointer
+
+kernels = native_for("cpu", Path(sys.argv[1]), 2)
+weight, x = kernels.pack(from_float(torch.randn(2048, 2048))), torch.randn(64, 2048)
+y, matrix, turns = torch.empty(64, 2048), matrix_of(weight), threading.Semaphore(0)
+places = kernels.context, pointer(x), ctypes.byref(matrix), pointer(y), I64(64), I64(0)
+
+def compute():
+    while True:
+        kernels.library.hr_linear(*places)
+        turns.release()
+
+threading.Thread(target=compute, daemon=True).start()
+for _ in range(3):
+    turns.acquire()
+"""
+
+
+def test_a_process_may_end_while_a_thread_computes(tmp_path: Path) -> None:
+    """As it does when the engine's thread could not be waited for: no crash, exit code 0."""
+    command = [sys.executable, "-c", COMPUTES_AT_THE_END, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_torch_backend_has_none() -> None:

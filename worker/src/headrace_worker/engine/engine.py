@@ -38,7 +38,8 @@ from headrace_worker.sampling import Sampled, SampleSpec, token_logprobs
 
 _log = logging.getLogger(__name__)
 
-_JOIN_TIMEOUT_S = 5.0
+ENGINE_THREAD = "engine"
+_JOIN_TIMEOUT_S, _JOIN_TRY_S = 5.0, 0.1
 
 
 _Work = Callable[[PrefixCache], None]
@@ -114,7 +115,7 @@ class Engine:
         self._progress_s = clock.now_s()
         self._is_stopping = False
         self._timeline: Timeline | NoTimeline = NoTimeline()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=ENGINE_THREAD, daemon=True)
         # Replaced as a whole after each step; any thread may read it.
         self.load = EngineLoad()
 
@@ -137,8 +138,12 @@ class Engine:
     def stop(self) -> None:
         """End the loop after the step under way, and wait for it. What runs is dropped."""
         self._commands.put(None)
-        # A frozen device must not keep the process; the thread does not either.
-        self._thread.join(timeout=_JOIN_TIMEOUT_S)
+        # A frozen device must not keep the process; the thread does not either. In short waits, so
+        # that the time does not run out while the whole process is suspended.
+        for _ in range(round(_JOIN_TIMEOUT_S / _JOIN_TRY_S)):
+            self._thread.join(timeout=_JOIN_TRY_S)
+            if not self._thread.is_alive():
+                break
 
     def submit(self, request: Request) -> None:
         """Hand a request over. Any thread; every answer, a refusal too, comes through the sink."""

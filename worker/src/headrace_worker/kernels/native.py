@@ -87,6 +87,8 @@ class NativeKernels:
         self._stop = weakref.finalize(
             self, lambda context, _seat: stop(context), self.context, seat
         )
+        # A thread that nobody could wait for may still compute when the process ends.
+        self._stop.atexit = False
         self._check()
 
     def pack(self, weight: BlockMatrix) -> PanelMatrix:
