@@ -5,6 +5,7 @@ import json
 import threading
 
 import pytest
+from llguidance import LLParserLimits
 
 from headrace_common.clock import SystemClock
 from headrace_common.errors import InvalidRequest, QueueFull
@@ -308,6 +309,28 @@ async def test_equal_constraints_are_compiled_once(compiler, counted):
     wanted = pb.OutputConstraint(regex="a+")
     first, second = await asyncio.gather(compiler.compile(wanted), compiler.compile(wanted))
     assert first is second is await compiler.compile(wanted)
+    assert counted.outcomes == ["ok", "ok", "cached"]
+
+
+async def test_a_constraint_whose_lexer_is_full_is_compiled_anew(compiler, counted):
+    """Its states are shared by all that use it; a kept one that is full would refuse for ever."""
+    compiler._limits = LLParserLimits(max_lexer_states=60)
+    wanted = pb.OutputConstraint(regex="(.*a.{12})|(.*b.{12})")
+    spent = await compiler.compile(wanted)
+
+    def write(constraint, text):
+        matcher = constraint.begin()
+        for byte in text.encode():
+            matcher.mask()
+            matcher.accept(byte)
+
+    with pytest.raises(InvalidRequest, match="states"):
+        write(spent, "abcaabbacbbbabab" * 20)
+    with pytest.raises(InvalidRequest, match="states"):
+        write(spent, "b")
+    fresh = await compiler.compile(wanted)
+    write(fresh, "b")
+    assert await compiler.compile(wanted) is fresh
     assert counted.outcomes == ["ok", "ok", "cached"]
 
 

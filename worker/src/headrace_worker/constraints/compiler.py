@@ -25,6 +25,8 @@ from headrace_worker.constraints.matcher import GuidedConstraint, told
 # Most constraints kept ready; each holds some 10 kB to a few MB.
 _MAX_KEPT = 128
 _MAX_PENDING = 32
+# Some 25 MB for each that is kept; llguidance's own limit is five times that.
+_MAX_LEXER_STATES = 50_000
 _NUM_THREADS = 2
 # llguidance's limits end what is hostile within a second or two of computing.
 COMPILE_TIMEOUT_S = 10.0
@@ -61,7 +63,7 @@ class ConstraintCompiler:
         self._tokenizer: asyncio.Future[LLTokenizer] | None = None
         self._kept: OrderedDict[bytes, GuidedConstraint | InvalidRequest] = OrderedDict()
         self._pending: dict[bytes, asyncio.Future[GuidedConstraint]] = {}
-        self._limits = LLParserLimits()
+        self._limits = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES)
 
     def prepare(self) -> None:
         """Begin to build the tokenizer, so that the first constraint does not wait for it."""
@@ -75,7 +77,11 @@ class ConstraintCompiler:
             QueueFull: too many wait to be compiled.
         """
         key = hashlib.blake2b(constraint.SerializeToString(deterministic=True)).digest()
-        if (known := self._kept.get(key)) is not None:
+        known = self._kept.get(key)
+        if isinstance(known, GuidedConstraint) and known.is_spent:
+            del self._kept[key]
+            known = None
+        if known is not None:
             self._kept.move_to_end(key)
             self._metrics.observe_compile("cached", 0.0)
             return _or_raise(known)

@@ -74,10 +74,13 @@ class GuidedMatcher:
     Args:
         matcher: before the first token.
         cpu_s: computing time of the calling thread.
+        on_error: called when llguidance can go on no more.
     """
 
-    def __init__(self, matcher: LLMatcher, cpu_s: Callable[[], float]) -> None:
-        self._matcher, self._cpu_s = matcher, cpu_s
+    def __init__(
+        self, matcher: LLMatcher, cpu_s: Callable[[], float], on_error: Callable[[], None]
+    ) -> None:
+        self._matcher, self._cpu_s, self._on_error = matcher, cpu_s, on_error
         # What may still be computed.
         self._left_s = _ALLOWED_S
 
@@ -106,6 +109,7 @@ class GuidedMatcher:
 
     def _check(self, started_s: float) -> None:
         if self._matcher.is_error():
+            self._on_error()
             raise told("The answer cannot be held to its constraint", self._matcher.get_error())
         self._left_s -= self._cpu_s() - started_s
         if self._left_s < 0:
@@ -121,10 +125,16 @@ class GuidedConstraint:
 
     def __init__(self, matcher: LLMatcher, cpu_s: Callable[[], float] = time.thread_time) -> None:
         self._pristine, self._cpu_s = matcher, cpu_s
+        # Copies share the lexer's states, which only grow: once there are too many, all that is
+        # made of this constraint fails.
+        self.is_spent = False
 
     def begin(self) -> GuidedMatcher:
         """Return the state before the first token."""
-        return GuidedMatcher(self._pristine.deep_copy(), self._cpu_s)
+        return GuidedMatcher(self._pristine.deep_copy(), self._cpu_s, self._note_error)
+
+    def _note_error(self) -> None:
+        self.is_spent = True
 
 
 def told(what: str, error: str) -> InvalidRequest:
