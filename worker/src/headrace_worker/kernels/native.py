@@ -161,7 +161,7 @@ class NativeKernels:
 
     def draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
         """Draw tokens; logits: (R, V). See `sampling.drawn` for what it is the twin of."""
-        ways = (CDraw * len(draws))(*((*each[1:], each.row) for each in draws))
+        ways = (CDraw * len(draws))(*(CDraw(*each[1:], each.row) for each in draws))
         tokens = (I64 * len(draws))()
         sizes = I64(logits.shape[1]), ways, I64(len(draws))
         _done(self.library.hr_draw(self.context, pointer(logits), *sizes, tokens))
