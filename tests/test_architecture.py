@@ -109,6 +109,17 @@ def test_nothing_names_the_machine_it_was_written_on() -> None:
     assert found == []
 
 
+def test_decisions_have_numbers_of_their_own() -> None:
+    """Two ADRs that were written side by side do not share a number, and titles agree."""
+    records = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
+    numbers = [path.name[:4] for path in records]
+    assert records and len(numbers) == len(set(numbers))
+    titled = [
+        path.read_text(encoding="utf-8").startswith(f"# {path.name[:4]} ") for path in records
+    ]
+    assert [path.name for path, is_right in zip(records, titled, strict=True) if not is_right] == []
+
+
 def test_text_files_have_no_crlf() -> None:
     """One line ending."""
     assert [p for p in FILES if b"\r\n" in p.read_bytes()] == []
