@@ -176,3 +176,6 @@ class RouterMetrics:
             ["reason"],
             registry=registry,
         )
+        # Zeros from the start: a series that begins at its first event has no rate at that event.
+        for reason in ("start", "unknown", "gap", "reset", "malformed", "drift"):
+            self.index_rescans.labels(reason)
