@@ -35,7 +35,9 @@ async def test_a_failing_worker_is_left_alone_and_comes_back(tmp_path: Path) -> 
         client = await stack.enter_async_context(fleet.http())
 
         async def ask(idx: int) -> None:
-            answer = await client.post("/v1/chat/completions", json=chat_body(f"question {idx}"))
+            # Differs from the first block on: a shared one would draw all to the good worker.
+            body = chat_body(f"{idx:03} is the question")
+            answer = await client.post("/v1/chat/completions", json=body)
             assert answer.status_code == 200, answer.text
 
         for idx in range(60):

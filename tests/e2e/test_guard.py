@@ -32,6 +32,7 @@ def audit(fleet: Fleet, request_id: str, kinds: set[str]) -> dict[str, dict[str,
 
     def written() -> dict[str, dict[str, Any]]:
         done = fleet.try_headrace("guard", "audit", request_id, "--json")
+        assert done.returncode == 0, done.stderr
         records = {one["kind"]: one for one in json.loads(done.stdout)["records"]}
         assert kinds <= records.keys()
         return records

@@ -95,7 +95,7 @@ def test_a_client_that_leaves_frees_everything_and_pays_once(fleet: Fleet, strea
     """Blocks, concurrency lease and money hold are back within a second; one booking, cancelled."""
     # One slot, and money for one such request at a time.
     key = fleet.create_key("leavers", max_concurrent=1, budget_usd="0.0001")
-    fields = {"max_tokens": 1200}
+    fields = {"max_tokens": 1200, "ignore_eos": True}
     if streaming:
         for answer in stream(fleet, key, STORY, **fields):
             assert answer.status == 200, answer.body
