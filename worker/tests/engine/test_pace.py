@@ -115,6 +115,17 @@ def test_a_first_chunk_beside_streams_is_the_least():
     assert pace.most_prompt_tokens([stream()]) == LEAST_TOKENS
 
 
+def test_a_small_chunk_that_seems_free_says_nothing_of_large_ones():
+    """Beside steps that vary a chunk may seem to add nothing: sizes grow one after the other."""
+    pace = Pace(RATIO, BUDGET)
+    pace.note(0, 1, 0.012)
+    pace.note(LEAST_TOKENS, 1, 0.007)
+    assert pace.most_prompt_tokens([stream()]) == LEAST_TOKENS * 3 // 2
+    pace.note(BUDGET, 1, 0.012 + 0.3)
+    token_s = 0.3 / BUDGET
+    assert pace.most_prompt_tokens([stream()]) * token_s <= 0.012
+
+
 @pytest.mark.parametrize("budget", [1, 16, 17, 100])
 def test_small_budgets_are_not_exceeded(budget):
     """The budget of a step bounds every chunk, the least one too."""

@@ -99,22 +99,33 @@ class Pace:
         return [(it, added_s) for it, added_s in known if added_s is not None]
 
     def _predicted_s(self, size: int, tried: Sequence[tuple[int, float]]) -> float:
-        """What a chunk adds. Infinity where only larger ones were tried: the smallest is next."""
+        """What a chunk adds. Infinity where only larger ones were tried: the smallest is next.
+
+        Infinity too for more than the next size above all that were tried: a small chunk that seems
+        to add nothing, as it can beside steps that vary, says nothing of large ones.
+        """
         below = [it for it in tried if it[0] <= size]
         above = [it for it in tried if it[0] > size]
         if not below:
             return float("inf")
         smaller, smaller_s = below[-1]
+        if smaller == size:
+            return smaller_s
+        is_next = self._sizes.index(size) == self._sizes.index(smaller) + 1
         guesses = [smaller_s * size / smaller]
         if above:
             larger, larger_s = above[0]
             share = (size - smaller) / (larger - smaller)
             guesses.append(smaller_s + share * max(0.0, larger_s - smaller_s))
-        if self._sizes.index(size) == self._sizes.index(smaller) + 1:
+        elif not is_next:
+            return float("inf")
+        if is_next:
             # The next size is hoped to add as much: it has at most half as many tokens again, so a
             # hope that is dashed, once, costs half of what is allowed.
             guesses.append(smaller_s)
-        return smaller_s if smaller == size else min(guesses)
+        # A token of a larger chunk costs no more than one of this.
+        least_s = max((size * added_s / it for it, added_s in above), default=0.0)
+        return max(least_s, min(guesses))
 
 
 def _sizes(most: int) -> list[int]:
