@@ -16,7 +16,6 @@ from pathlib import Path
 
 from headrace_common.errors import ReplicaLost
 from headrace_common.lifecycle import Lifecycle, run
-from headrace_common.process_tuning import tune_process
 from headrace_common.telemetry import Telemetry, TelemetrySettings
 from headrace_contracts.guard.v1 import guard_pb2
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2
@@ -144,7 +143,6 @@ def main() -> None:
             outbox_dir=Path(folder),
             drain_grace_s=1.0,
         )
-        tune_process()
         run(_serve(settings, without))
     telemetry.shutdown()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,12 @@ def test_the_pool_is_sized_as_asked(tmp_path: Path) -> None:
     write_hf_folder(tmp_path / "model")
     model = ModelHost(tmp_path / "model", tmp_path, 250, 1).load()
     assert model.num_blocks == 250 // 16
+
+
+def test_the_collector_leaves_a_loaded_model_alone(tmp_path: Path) -> None:
+    """A full collection looks through what came since, not through the model and its tokenizer."""
+    write_hf_folder(tmp_path / "model")
+    before = gc.get_freeze_count()
+    model = ModelHost(tmp_path / "model", tmp_path, 250, 1).load()
+    assert gc.get_freeze_count() > before
+    assert not any(it is model.runner.__dict__ for it in gc.get_objects())

@@ -7,7 +7,6 @@ import signal
 import sys
 
 from headrace_common.lifecycle import Lifecycle, run
-from headrace_common.process_tuning import tune_process
 from headrace_common.telemetry import Telemetry, TelemetrySettings
 from headrace_gateway.app import Gateway
 from headrace_gateway.settings import GatewaySettings
@@ -27,7 +26,6 @@ def main() -> None:
     settings = GatewaySettings.load_or_exit()
     telemetry = Telemetry("gateway", TelemetrySettings.load_or_exit())
     settings.log_values()
-    tune_process()
     try:
         run(_serve(settings))
     except (OSError, ValueError) as error:

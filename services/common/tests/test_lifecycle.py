@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -26,6 +28,20 @@ async def test_sigterm_makes_a_ready_process_stop() -> None:
     loop = asyncio.get_running_loop()
     loop.remove_signal_handler(signal.SIGTERM)
     loop.remove_signal_handler(signal.SIGINT)
+
+
+def test_a_service_keeps_the_collector_off_what_was_there_at_its_start() -> None:
+    """In a process of its own: tuning is for good."""
+    code = (
+        "import gc\n"
+        "from headrace_common.lifecycle import run\n"
+        "async def main(): print(gc.get_freeze_count(), gc.get_threshold()[0])\n"
+        "run(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    num_frozen, threshold = map(int, done.stdout.split())
+    assert num_frozen > 1000
+    assert threshold >= 10_000
 
 
 async def test_a_supervised_loop_goes_on_after_failures_and_says_so_once(

@@ -10,6 +10,7 @@ import torch
 
 from headrace_common.blocks import BLOCK_SIZE_TOKENS
 from headrace_common.errors import Unavailable
+from headrace_common.process_tuning import spare_heap
 from headrace_worker.engine.engine import StepRunner
 from headrace_worker.engine.token_table import TokenTable
 from headrace_worker.kernels.rounding import Rounding
@@ -97,6 +98,7 @@ class ModelHost:
         )
         self.progress_ratio = _MAPPED_RATIO
         runner.warm_up()
+        spare_heap()
         self.progress_ratio = 1.0
         return ReadyModel(loaded.info, runner, table, num_blocks)
 

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import uvloop
 
+from headrace_common.process_tuning import tune_process
+
 _log = logging.getLogger(__name__)
 
 
@@ -51,7 +53,8 @@ class Lifecycle:
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:  # Any: the coroutine's own send types
-    """Run a service's main coroutine on uvloop."""
+    """Tune the interpreter and run a service's main coroutine on uvloop."""
+    tune_process()
     uvloop.run(main)
 
 

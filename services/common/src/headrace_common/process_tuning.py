@@ -1,4 +1,4 @@
-"""What the interpreter is told once, at the start of a process that requests wait for."""
+"""What the interpreter is told in a process that requests wait for."""
 
 from __future__ import annotations
 
@@ -15,10 +15,18 @@ _YOUNG_OBJECTS = 10_000
 def tune_process() -> None:
     """Hand the interpreter over sooner, and keep the collector off what lives as long as we do.
 
-    Call it when everything is imported: modules and classes, most of the heap, are never looked
-    through again, so that a full collection does not stop all streams for a tenth of a second.
+    Call it when everything is imported.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    spare_heap()
+    gc.set_threshold(_YOUNG_OBJECTS, 20, 20)
+
+
+def spare_heap() -> None:
+    """Let the collector never look again through what lives now.
+
+    Modules, classes, tokenizers and models are most of a heap and stay; looking through them stops
+    all threads, and so all streams, for a third of a second in a worker.
+    """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG_OBJECTS, 20, 20)

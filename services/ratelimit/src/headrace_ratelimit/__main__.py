@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from headrace_common.lifecycle import run
-from headrace_common.process_tuning import tune_process
 from headrace_common.telemetry import Telemetry, TelemetrySettings
 from headrace_ratelimit.server import serve_limits
 from headrace_ratelimit.settings import RateLimitSettings
@@ -13,7 +12,6 @@ def main() -> None:
     """Load the settings and serve until SIGTERM."""
     settings = RateLimitSettings.load_or_exit()
     telemetry = Telemetry("ratelimit", TelemetrySettings.load_or_exit())
-    tune_process()
     try:
         run(serve_limits(settings))
     except OSError as error:
