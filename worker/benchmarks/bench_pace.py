@@ -25,6 +25,7 @@ from headrace_common.blocks import chain_key
 from headrace_worker.engine.direct import DirectEngine, limits_for
 from headrace_worker.engine.request import Request, SamplingParams, StopParams
 from headrace_worker.engine.scheduler import SchedulerLimits
+from headrace_worker.kernels.rounding import Rounding
 from headrace_worker.model_host import ModelHost, ReadyModel
 from headrace_worker.settings import default_cache_dir
 
@@ -124,11 +125,13 @@ def main() -> int:
         "model", type=Path, nargs="?", default=home / "SmolLM2-135M-Instruct.Q4_1.gguf"
     )
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--activations", choices=("float32", "int16", "int8"), default="int16")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--rule", choices=("yes", "no", "both"), default="both")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    model = ModelHost(args.model, default_cache_dir(), 32_768, args.threads).load()
+    rounding = Rounding[args.activations.upper()]
+    model = ModelHost(args.model, default_cache_dir(), 32_768, args.threads, rounding).load()
     rules = {"yes": (True,), "no": (False,), "both": (True, False)}[args.rule]
     figures = []
     if not args.json:

@@ -6,11 +6,12 @@ one thread.
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from headrace_common.blocks import BLOCK_SIZE_TOKENS
@@ -178,5 +179,10 @@ def _zeros(shape: tuple[int, ...], placement: Placement) -> torch.Tensor:
 
 
 def _lazy_zeros(shape: tuple[int, ...]) -> torch.Tensor:
-    # torch.zeros writes every page; numpy leaves that to the kernel until a page is used.
-    return torch.from_numpy(np.zeros(shape, dtype=np.float32))
+    # torch.zeros writes every page; here the kernel does, when a page is first used. Small ones:
+    # numpy would ask for huge pages, and the first token in new ones of all layers' keys and values
+    # would wait for all of them to be cleared, 300 ms where a hypervisor has to find the memory.
+    memory = mmap.mmap(-1, math.prod(shape) * torch.float32.itemsize)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # Linux
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.float32).view(shape)
