@@ -2,7 +2,7 @@
 
 Unlike protobuf's own mapping: 64-bit numbers stay numbers (they are whole and below 2**63 here),
 enum values are their names without the common prefix in lower case, bytes are hexadecimal, and
-every field is there, with its default if it was not set.
+every field is there, with its default if it was not set. Maps are objects, their keys texts.
 """
 
 from __future__ import annotations
@@ -66,7 +66,16 @@ def schema_of(descriptor: _Descriptor) -> Json:
     }
 
 
+def _map_value(field: _Descriptor) -> _Descriptor | None:
+    """What a map's values are; None for fields that are no maps."""
+    kind = field.message_type
+    is_map = kind is not None and kind.GetOptions().map_entry
+    return kind.fields_by_name["value"] if is_map else None
+
+
 def _schema(field: _Descriptor) -> Json:
+    if (of_map := _map_value(field)) is not None:
+        return {"type": "object", "additionalProperties": _schema(of_map)}
     if field.message_type is not None:
         one = schema_of(field.message_type)
     elif field.enum_type is not None:
@@ -87,6 +96,8 @@ def _json_type(field: _Descriptor) -> str:
 
 
 def _values(field: _Descriptor, value: Any) -> Any:  # Any: a field's value
+    if (of_map := _map_value(field)) is not None:
+        return {str(key): _value(of_map, it) for key, it in value.items()}
     return [_value(field, it) for it in value] if field.is_repeated else _value(field, value)
 
 
@@ -103,13 +114,23 @@ def _named(descriptor: _Descriptor, body: Json) -> Json:
     result = {}
     for name, value in body.items():
         field = descriptor.fields_by_name.get(name)
-        if field is not None and field.message_type is not None:
-            kind = field.message_type
-            value = [_named(kind, it) for it in value] if field.is_repeated else _named(kind, value)
-        elif field is not None and field.enum_type is not None and isinstance(value, str):
-            value = _prefix(field.enum_type) + value.upper()
+        of_map = None if field is None else _map_value(field)
+        if of_map is not None and isinstance(value, dict):
+            value = {key: _named_value(of_map, it) for key, it in value.items()}
+        elif field is not None and field.is_repeated and isinstance(value, list):
+            value = [_named_value(field, it) for it in value]
+        elif field is not None:
+            value = _named_value(field, value)
         result[name] = value
     return result
+
+
+def _named_value(field: _Descriptor, value: Any) -> Any:  # Any: a field's value
+    if field.message_type is not None:
+        return _named(field.message_type, value)
+    if field.enum_type is not None and isinstance(value, str):
+        return _prefix(field.enum_type) + value.upper()
+    return value
 
 
 def _prefix(enum: _Descriptor) -> str:
