@@ -98,8 +98,12 @@ class NoLog:
     async def close(self) -> None:
         """Nothing to write."""
 
-    def opened(self, event: UsageEvent) -> None:
+    def opened(self, event: UsageEvent) -> asyncio.Future[None]:
         """Forget it."""
+        return self.closed(event)
+
+    async def until_recorded(self, recorded: asyncio.Future[None]) -> None:
+        """It is forgotten already."""
 
     def closed(self, event: UsageEvent) -> asyncio.Future[None]:
         """Forget it."""

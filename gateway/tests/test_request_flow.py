@@ -53,7 +53,7 @@ class FullUsageLog:
 
     is_full = False
 
-    def opened(self, event: UsageEvent) -> None:
+    def opened(self, event: UsageEvent) -> asyncio.Future[None]:
         raise ConnectionAbortedError(event.request_id)
 
 

@@ -86,6 +86,18 @@ async def test_a_closed_event_is_on_disk_when_the_call_returns(tmp_path: Path) -
     await log.close()
 
 
+async def test_an_opened_event_is_on_disk_at_once_for_who_waits(tmp_path: Path) -> None:
+    """Not only after what nobody waits for may linger; waiting twice is waiting once."""
+    log = usage_log(tmp_path)
+    await log.start()
+    recorded = log.opened(opened("req_1"))
+    assert not recorded.done()
+    await log.until_recorded(recorded)
+    assert [e.request_id for e in on_disk(tmp_path)] == ["req_1"]
+    await log.until_recorded(recorded)
+    await log.close()
+
+
 async def test_what_a_dead_process_left_open_is_closed_as_swept(tmp_path: Path) -> None:
     """Exactly one closed event per request, with all that billing needs to book it."""
     log = usage_log(tmp_path)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -155,6 +155,9 @@ class Answer:
         on_started: called once, when the first worker has taken a job.
         may_call: whether the text may hold calls of functions.
         is_echo_only: only the prompts are repeated.
+
+    Attributes:
+        before_first: awaited before the sink begins; None = nothing is.
     """
 
     def __init__(
@@ -182,6 +185,7 @@ class Answer:
             for _ in range(job.generate.n)
         ]
         self._is_echo_only = is_echo_only
+        self.before_first: Callable[[], Awaitable[None]] | None = None
         self._num_over = 0
         # Without a guard: what was read before the sink had begun.
         self._taken: list[Release] = []
@@ -208,6 +212,7 @@ class Answer:
         pump = asyncio.create_task(self._pump(deadline_s))
         try:
             await self._wait_started(pump)
+            await self._wait_before_first()
             await self._sink.begin(len(self._choices))
             async for release in self._check.releases(self._emit, self._try_flush):
                 self._emit(release)
@@ -293,8 +298,13 @@ class Answer:
 
     async def _begin_once(self) -> None:
         if not self._has_begun:
+            await self._wait_before_first()
             self._has_begun = True
             await self._sink.begin(len(self._choices))
+
+    async def _wait_before_first(self) -> None:
+        if self.before_first is not None:
+            await self.before_first()
 
     async def _send_taken(self) -> None:
         await self._begin_once()

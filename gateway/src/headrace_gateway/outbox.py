@@ -171,10 +171,19 @@ class Outbox:
 
     def append_hurried(self, event: UsageEvent) -> asyncio.Future[None]:
         """Stamp and queue an event; the result says when it is on disk, as `append_durable`."""
+        waiter = self.append_watched(event)
+        self.hurry()
+        return waiter
+
+    def append_watched(self, event: UsageEvent) -> asyncio.Future[None]:
+        """Stamp and queue an event as `append` does; the result says when it is on disk."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._put(event, waiter)
-        self._hurry.set()
         return waiter
+
+    def hurry(self) -> None:
+        """Write what is queued now: somebody waits."""
+        self._hurry.set()
 
     async def close(self) -> None:
         """Write what is queued, if the disk lets, and give the folder back."""

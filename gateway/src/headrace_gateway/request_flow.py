@@ -240,7 +240,7 @@ class RequestFlow:
         now_us = unix_us(self.clock)
         deadline_us = now_us + int(self.limits.request_timeout_s * 1e6)
         event = admitted.account.opened(now_us, admitted.hold_nano_usd, deadline_us)
-        self.usage_log.opened(event)
+        visit.recorded = self.usage_log.opened(event)
 
     def _jobs(self, visit: Visit, model: ServedModel, prompts: list[EncodedPrompt]) -> list[Job]:
         goals = self.limits.ttft_goals
@@ -358,6 +358,7 @@ class RequestFlow:
             may_call=tools is not None and tools.is_offered,
             is_echo_only=visit.request.shown.is_echo_only,
         )
+        answer.before_first = partial(self._before_first, visit)
         visit.delivery = answer.delivery
         try:
             # The calls to router and worker end at the deadline by themselves.
@@ -367,6 +368,11 @@ class RequestFlow:
             raise Deadline("The request took too long.") from error
         except InvalidRequest as error:
             raise for_client(error, visit.request) from error
+
+    async def _before_first(self, visit: Visit) -> None:
+        # Whole answers wait for `closed`, which comes behind `opened`.
+        if visit.recorded is not None and visit.request.streaming.is_stream:
+            await self.usage_log.until_recorded(visit.recorded)
 
     async def _embed(self, visit: Visit, sink: VectorSink) -> None:
         """All inputs go to one replica in one call; the first job stands for them."""

@@ -33,8 +33,12 @@ class UsageLog(Protocol):
         """Write what is queued, stop."""
         ...
 
-    def opened(self, event: UsageEvent) -> None:
-        """Append; need not be durable."""
+    def opened(self, event: UsageEvent) -> asyncio.Future[None]:
+        """Append; done once durable."""
+        ...
+
+    async def until_recorded(self, recorded: asyncio.Future[None]) -> None:
+        """Wait for what `opened` returned, hurried, well or badly ended."""
         ...
 
     def closed(self, event: UsageEvent) -> asyncio.Future[None]:

@@ -89,8 +89,11 @@ class UsageLog:
         if self._relay is not None:
             await self._relay.start()
 
-    def opened(self, event: UsageEvent) -> None:
-        """Record that a request was admitted. Returns before it is durable: its order is kept.
+    def opened(self, event: UsageEvent) -> asyncio.Future[None]:
+        """Record that a request was admitted.
+
+        Returns:
+            Done once that is on disk, or the disk refused: see `until_recorded`.
 
         Raises:
             Unavailable: the outbox is full; the request must be refused.
@@ -98,7 +101,19 @@ class UsageLog:
         if self.is_full:
             raise Unavailable("Usage cannot be recorded at the moment. Try again later.")
         self._open[event.request_id] = event.deadline_unix_us
-        self._outbox.append(event)
+        recorded = self._outbox.append_watched(event)
+        # Marks a refusal as seen: the event is kept in memory and written once it can be.
+        recorded.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return recorded
+
+    async def until_recorded(self, recorded: asyncio.Future[None]) -> None:
+        """Wait for what `opened` returned; nearly always it is there before the first token.
+
+        A client that has seen a byte must find its request in the ledger, whenever we die.
+        """
+        if not recorded.done():
+            self._outbox.hurry()
+            await asyncio.wait({recorded})
 
     def closed(self, event: UsageEvent) -> asyncio.Future[None]:
         """Record how a request ended.

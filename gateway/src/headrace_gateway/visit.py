@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -81,6 +82,8 @@ class Visit:
     # Not the answer itself: its sink knows the visit, and what is held in a ring only a full
     # collection frees.
     delivery: Delivery | None = None
+    # Done once the ledger cannot miss it any more.
+    recorded: asyncio.Future[None] | None = None
     # Seconds of each stage that is over.
     stages_s: dict[str, float] = field(default_factory=dict)
 

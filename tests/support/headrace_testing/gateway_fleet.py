@@ -79,9 +79,12 @@ class MemoryUsageLog:
     async def close(self) -> None:
         """Nothing to write."""
 
-    def opened(self, event: UsageEvent) -> None:
+    def opened(self, event: UsageEvent) -> asyncio.Future[None]:
         """Keep it."""
-        self.events.append(event)
+        return self.closed(event)
+
+    async def until_recorded(self, recorded: asyncio.Future[None]) -> None:
+        """It is."""
 
     def closed(self, event: UsageEvent) -> asyncio.Future[None]:
         """Keep it, as durable as memory is."""
