@@ -212,8 +212,7 @@ class Answer:
         pump = asyncio.create_task(self._pump(deadline_s))
         try:
             await self._wait_started(pump)
-            await self._wait_before_first()
-            await self._sink.begin(len(self._choices))
+            await self._begin_once()
             async for release in self._check.releases(self._emit, self._try_flush):
                 self._emit(release)
                 is_over = self._num_over >= len(self._choices)
@@ -298,13 +297,10 @@ class Answer:
 
     async def _begin_once(self) -> None:
         if not self._has_begun:
-            await self._wait_before_first()
+            if self.before_first is not None:
+                await self.before_first()
             self._has_begun = True
             await self._sink.begin(len(self._choices))
-
-    async def _wait_before_first(self) -> None:
-        if self.before_first is not None:
-            await self.before_first()
 
     async def _send_taken(self) -> None:
         await self._begin_once()

@@ -387,8 +387,12 @@ class RequestFlow:
         every_s = self.limits.keep_alive_s
         tasks: list[asyncio.Task[None]] = []
 
+        async def keep_alive() -> None:
+            await self._before_first(visit)
+            await sink.keep_alive(every_s)
+
         def begin() -> None:
-            tasks.append(asyncio.create_task(sink.keep_alive(every_s)))
+            tasks.append(asyncio.create_task(keep_alive()))
 
         # Most answers are over before the first comment is due.
         timer = asyncio.get_running_loop().call_later(every_s, begin)
