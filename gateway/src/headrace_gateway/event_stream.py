@@ -1,4 +1,4 @@
-"""Named server-sent events on the wire: queued, sent in one piece, kept alive while silent."""
+"""Server-sent events on the wire: queued, sent in one piece, kept alive while silent."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from headrace_gateway.answer_format import escape_separators
 from headrace_gateway.visit import Exchange
 
 
-class EventStream:
-    """Writes events of one answer.
+class EventWriter:
+    """Writes framed events of one answer.
 
     Args:
         exchange: the connection.
@@ -25,16 +25,12 @@ class EventStream:
     def __init__(self, exchange: Exchange, clock: Clock, keep_alive: bytes) -> None:
         self._exchange, self._clock, self._keep_alive = exchange, clock, keep_alive
         self._waiting: list[bytes] = []
-        # Ever queued, those before this stream included.
-        self.num_events = exchange.num_events
         self._lock = asyncio.Lock()
         self._last_sent_s = clock.now_s()
 
-    def add(self, kind: str, data: Mapping[str, Any]) -> None:  # Any: JSON values
-        """Queue an event for the next `flush`; its data carries its kind as `type`."""
-        self.num_events += 1
-        self._exchange.num_events = self.num_events
-        self._waiting.append(named_event(kind, orjson.dumps({"type": kind, **data})))
+    def put(self, event: bytes) -> None:
+        """Queue an event for the next `flush`."""
+        self._waiting.append(event)
 
     async def flush(self, *, is_last: bool = False) -> None:
         """Send what is queued in one piece."""
@@ -67,6 +63,21 @@ class EventStream:
                 await self._exchange.begin_stream()
             self._last_sent_s = self._clock.now_s()
             await self._exchange.send_events(events, is_last=is_last)
+
+
+class EventStream(EventWriter):
+    """Writes named events, and counts them."""
+
+    def __init__(self, exchange: Exchange, clock: Clock, keep_alive: bytes) -> None:
+        super().__init__(exchange, clock, keep_alive)
+        # Ever queued, those before this stream included.
+        self.num_events = exchange.num_events
+
+    def add(self, kind: str, data: Mapping[str, Any]) -> None:  # Any: JSON values
+        """Queue an event for the next `flush`; its data carries its kind as `type`."""
+        self.num_events += 1
+        self._exchange.num_events = self.num_events
+        self.put(named_event(kind, orjson.dumps({"type": kind, **data})))
 
 
 def named_event(kind: str, data: bytes) -> bytes:

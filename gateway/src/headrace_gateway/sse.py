@@ -11,7 +11,6 @@ worker, or ten seconds of silence.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 import orjson
@@ -21,6 +20,7 @@ from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1.worker_pb2 import TokenLogprob
 from headrace_gateway.answer_format import AnswerFormat, ToolFormat, usage_json
 from headrace_gateway.api_request import StreamOptions
+from headrace_gateway.event_stream import EventWriter
 from headrace_gateway.visit import Exchange
 
 DONE = b"data: [DONE]\n\n"
@@ -28,7 +28,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 _NO_USAGE, _NULL_USAGE = b"", b',"usage":null'
 
 
-class StreamedAnswer:
+class StreamedAnswer(EventWriter):
     """Writes one answer as server-sent events.
 
     Args:
@@ -49,13 +49,9 @@ class StreamedAnswer:
         clock: Clock,
         tools: ToolFormat | None = None,
     ) -> None:
-        self._tools = tools
-        self._exchange, self._form, self._options = exchange, form, options
-        self._usage, self._clock = usage, clock
+        super().__init__(exchange, clock, KEEP_ALIVE)
+        self._form, self._options, self._usage, self._tools = form, options, usage, tools
         self._opened: set[int] = set()
-        self._waiting: list[bytes] = []
-        self._lock = asyncio.Lock()
-        self._last_sent_s = clock.now_s()
 
     async def begin(self, num_choices: int) -> None:
         """Send the status line and the openings."""
@@ -65,53 +61,29 @@ class StreamedAnswer:
 
     def add_text(self, choice_idx: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> None:
         """Queue text for the next `flush`."""
-        self._waiting.append(self._form.delta(choice_idx, text, logprobs, self._usage_part()))
+        self.put(self._form.delta(choice_idx, text, logprobs, self._usage_part()))
 
     def add_call(self, choice_idx: int, call_idx: int, name: str) -> None:
         """Queue the beginning of a call for the next `flush`."""
         if self._tools is not None:
             part = self._usage_part()
-            self._waiting.append(self._tools.call(choice_idx, call_idx, name, part))
+            self.put(self._tools.call(choice_idx, call_idx, name, part))
 
     def add_arguments(self, choice_idx: int, call_idx: int, text: str) -> None:
         """Queue more of a call's arguments for the next `flush`."""
         if self._tools is not None:
             part = self._usage_part()
-            self._waiting.append(self._tools.arguments(choice_idx, call_idx, text, part))
+            self.put(self._tools.arguments(choice_idx, call_idx, text, part))
 
     def add_finish(self, choice_idx: int, reason: str, stop_matched: str = "") -> None:
         """Queue a choice's end for the next `flush`."""
-        self._waiting.append(self._form.finish(choice_idx, reason, self._usage_part()))
-
-    async def flush(self) -> None:
-        """Send what is queued in one piece."""
-        waiting, self._waiting = b"".join(self._waiting), []
-        if waiting or not self._exchange.has_begun:
-            await self._send(waiting)
-
-    def try_flush(self) -> bool:
-        """Send what is queued in one piece if nothing must be waited for."""
-        if not self._waiting:
-            return self._exchange.has_begun
-        if self._lock.locked() or not self._exchange.try_send_events(b"".join(self._waiting)):
-            return False
-        self._waiting = []
-        self._last_sent_s = self._clock.now_s()
-        return True
+        self.put(self._form.finish(choice_idx, reason, self._usage_part()))
 
     async def end(self, usage: TokenUsage) -> None:
         """Send the usage, if asked for, and the end."""
         last = self._form.usage_chunk(usage) if self._options.include_usage else b""
-        await self._send(last + DONE, is_last=True)
-
-    async def keep_alive(self, every_s: float) -> None:
-        """Send a comment whenever nothing was sent for *every_s*; until cancelled."""
-        while True:
-            silent_s = self._clock.now_s() - self._last_sent_s
-            if silent_s >= every_s:
-                await self._send(KEEP_ALIVE)
-            else:
-                await asyncio.sleep(every_s - silent_s)
+        self.put(last + DONE)
+        await self.flush(is_last=True)
 
     def _open(self, choice_idx: int) -> None:
         if choice_idx not in self._opened:
@@ -119,14 +91,7 @@ class StreamedAnswer:
             opening = self._form.opening(choice_idx)
             if opening:
                 null = _NULL_USAGE if self._options.include_usage else _NO_USAGE
-                self._waiting.append(opening[:-3] + null + opening[-3:])
-
-    async def _send(self, events: bytes, *, is_last: bool = False) -> None:
-        async with self._lock:
-            if not self._exchange.has_begun:
-                await self._exchange.begin_stream()
-            self._last_sent_s = self._clock.now_s()
-            await self._exchange.send_events(events, is_last=is_last)
+                self.put(opening[:-3] + null + opening[-3:])
 
     def _usage_part(self) -> bytes:
         if self._options.continuous_usage:
