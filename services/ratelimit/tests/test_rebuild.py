@@ -166,6 +166,24 @@ async def test_a_store_that_comes_back_with_its_data_is_compared_with_the_ledger
     assert await rig.remaining() == [100_000 - AMOUNT_NANO_USD] * 2
 
 
+async def test_a_comparison_that_failed_is_made_up_for_however_late(rig: Rig) -> None:
+    """The ledger may be away for longer than a budget is looked at again."""
+    await rig.remaining()
+    rebuilder = rig.server._rebuilder
+    assert rebuilder is not None
+    past = {key: (lost, 0.0) for key, (lost, _) in rebuilder._rechecked.items()}
+    assert past
+    rebuilder._rechecked.update(past)
+    rig.ledger.book(closed(new_id()))
+    rig.ledger.failure = Unavailable("x")
+    with pytest.raises(Unavailable):
+        await rebuilder.recheck()
+    rig.ledger.failure = None
+    await rebuilder.recheck()
+    assert await rig.remaining() == [100_000 - AMOUNT_NANO_USD] * 2
+    assert not rebuilder._rechecked
+
+
 async def test_a_lost_slot_is_taken_again_by_its_gateway(rig: Rig) -> None:
     """Renewal says what is unknown; what the ledger brought back is money only."""
     running = new_id()

@@ -128,22 +128,21 @@ class Rebuilder:
             await self.recheck()
 
     async def recheck(self) -> None:
-        """Compare now.
+        """Compare now. What could not be compared stays on the list, however late it is.
 
         Raises:
             HeadraceError: the ledger or Redis does not answer.
         """
         now_s = self._clock.now_s()
         by_tenant: dict[str, list[_Lost]] = {}
-        for (tenant_id, key), (one, until_s) in list(self._rechecked.items()):
+        for (tenant_id, _), (one, _) in self._rechecked.items():
             by_tenant.setdefault(tenant_id, []).append(one)
-            if until_s <= now_s:
-                del self._rechecked[tenant_id, key]
         for tenant_id, all_lost in by_tenant.items():
             for start in range(0, len(all_lost), _MAX_QUERIES):
                 lost = all_lost[start : start + _MAX_QUERIES]
                 spends = await self._ask(tenant_id, lost)
                 await self._seed(tenant_id, lost, spends, [])
+                self._end_rechecks(tenant_id, lost, now_s)
 
     async def close(self) -> None:
         """Stop what runs."""
@@ -186,6 +185,12 @@ class Rebuilder:
         self._rechecked.move_to_end((tenant_id, lost.key))
         while len(self._rechecked) > _MAX_RECHECKED:
             self._rechecked.popitem(last=False)
+
+    def _end_rechecks(self, tenant_id: str, compared: Sequence[_Lost], now_s: float) -> None:
+        for it in compared:
+            known = self._rechecked.get((tenant_id, it.key))
+            if known is not None and known[1] <= now_s:
+                del self._rechecked[tenant_id, it.key]
 
     def _forget(
         self, key: tuple[str, frozenset[tuple[str, int]]], task: asyncio.Task[None]
