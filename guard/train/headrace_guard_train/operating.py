@@ -31,23 +31,6 @@ class Scored:
         return is_clean
 
 
-def by_row(
-    rows: NDArray[np.int64], sources: NDArray[np.str_], labels: dict[int, int], logits: Vector
-) -> Scored:
-    """Reduce windows to rows: a row has its highest window's logit."""
-    best: dict[int, tuple[float, str]] = {}
-    for row, source, logit in zip(rows.tolist(), sources.tolist(), logits.tolist(), strict=True):
-        if not np.isnan(logit) and (row not in best or logit > best[row][0]):
-            best[row] = (logit, source)
-    kept = np.array(list(best), np.int64)
-    return Scored(
-        kept,
-        np.array([best[row][1] for row in best]),
-        np.array([labels[row] for row in best]),
-        np.array([best[row][0] for row in best]),
-    )
-
-
 def source_weights(sources: NDArray[np.str_]) -> Vector:
     """Return weights with which each source counts the same; they sum to one."""
     names, inverse, counts = np.unique(sources, return_inverse=True, return_counts=True)

@@ -114,10 +114,6 @@ class FakeBilling:
             key.revoked_unix_s = self._now()
             self._changed_key(key_id)
 
-    def set_tenant_limits(self, tenant_id: str, limits: Limits) -> None:
-        """Give the tenant limits of its own."""
-        self._set_limits(LEVEL_TENANT, tenant_id, "", limits)
-
     def set_price(self, price: pb.Price) -> None:
         """Add a price; watchers hear of it."""
         check_price(price)

@@ -251,11 +251,3 @@ def sampled_traceparent() -> str:
     if _UNRECORDED.get() or not trace.get_current_span().get_span_context().trace_flags.sampled:
         return ""
     return current_traceparent()
-
-
-def current_trace_id() -> str:
-    """Return the current trace id as 32 hex digits; empty if there is none."""
-    if unrecorded := _UNRECORDED.get():
-        return unrecorded[3:35]
-    place = trace.get_current_span().get_span_context()
-    return f"{place.trace_id:032x}" if place.is_valid else ""
