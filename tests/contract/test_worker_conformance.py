@@ -324,6 +324,16 @@ async def test_log_probabilities_of_the_prompt_come_once(worker):
     assert all(logprob.logprob < 0 and len(logprob.top) == 1 for logprob in rest)
 
 
+async def test_log_probabilities_of_the_prompt_come_for_every_length_and_number_of_choices(worker):
+    """A prompt of one token has an entry too, and several choices do not lose them."""
+    options = pb.LogprobOptions(prompt=True, top=1)
+    for prompt, n in (([40], 1), ([40], 2), ([40, 41, 42], 3)):
+        wanted = a_request(prompt, logprobs=options, n=n)
+        result = await worker.generate(wanted)
+        said = [event.prompt_logprobs for event in result.events if event.prompt_logprobs]
+        assert [[logprob.token_id for logprob in part] for part in said] == [prompt]
+
+
 CALLS = pb.ToolCallRules(
     functions=[pb.CallableFunction(name="f", arguments_schema='{"additionalProperties": false}')],
     required=True,

@@ -29,14 +29,17 @@ class EventWriter:
     def __init__(self, request: Request, table: TokenTable, replica: ReplicaRef) -> None:
         self._request, self._table, self._replica = request, table, replica
         self._said_started = False
+        self._owes_prompt_logprobs = request.wants_prompt_logprobs
 
     def event(self, output: RequestOutput) -> pb.GenerateEvent:
         """Render what one step, or several merged, did for the request."""
         event = pb.GenerateEvent(
             deltas=[self._delta(part) for part in output.choices],
             usage=token_usage(output.usage),
-            prompt_logprobs=self._prompt_logprobs(output.prompt_logprobs),
         )
+        if self._owes_prompt_logprobs and output.choices:
+            self._owes_prompt_logprobs = False
+            event.prompt_logprobs.extend(self._prompt_logprobs(output.prompt_logprobs))
         if not self._said_started:
             self._said_started = True
             event.started.CopyFrom(pb.Started(replica=self._replica, queue_s=output.queue_s or 0.0))
@@ -56,8 +59,6 @@ class EventWriter:
         )
 
     def _prompt_logprobs(self, known: list[Sampled]) -> list[pb.TokenLogprob]:
-        if not known:
-            return []
         # Nothing comes before the first token, so it has no probability; 0 keeps the places right.
         first = Sampled(self._request.prompt_token_ids[0], 0.0)
         return [self._logprob(sampled) for sampled in (first, *known)]

@@ -365,6 +365,14 @@ def test_gives_log_probabilities_when_asked():
         assert [t.token_id for t in said[0]] == byte_tokenizer.encode("abcdefgh" * 4)[1:]
 
 
+def test_the_prompts_log_probabilities_survive_choices_that_begin_in_one_step():
+    """Several choices share the step that ends the prompt; what is known of it is told once."""
+    with Bench() as bench:
+        bench.finish(request("abcdefgh", 1, num_choices=3, wants_prompt_logprobs=True))
+        said = [output.prompt_logprobs for output in bench.outputs[1] if output.prompt_logprobs]
+        assert [len(part) for part in said] == [7]
+
+
 def test_cache_changes_are_numbered_and_match_what_is_held():
     """Full blocks are told; after everything ended they are still held."""
     with Bench() as bench:

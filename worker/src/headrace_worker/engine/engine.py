@@ -348,7 +348,8 @@ class Engine:
             self._scheduler.finish(seq, part.finish)
         output = self._output(live)
         output.choices.append(part)
-        output.prompt_logprobs, live.prompt_logprobs = live.prompt_logprobs, []
+        output.prompt_logprobs += live.prompt_logprobs
+        live.prompt_logprobs = []
 
     def _note_started(self, plan: StepPlan) -> None:
         for seq in plan.admitted:
