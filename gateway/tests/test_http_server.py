@@ -100,6 +100,8 @@ async def echo_app(scope: Scope, receive: Receive, send: Send) -> None:
     body = b""
     while True:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            return
         body += message["body"]
         if not message["more_body"]:
             break
@@ -164,6 +166,40 @@ async def test_fields_behind_a_body_are_no_headers() -> None:
     assert answer.endswith(b"hello")
     assert b"authorization" not in seen
     assert b"host" in seen
+    server.stop()
+    await serving
+
+
+@pytest.mark.parametrize("body", [b"zz\r\nhe", b"2\r\nhello\r\n"])
+async def test_a_body_in_broken_chunks_is_told_so(echo_port: int, body: bytes) -> None:
+    """Behind a whole head, too; but not in the place of an earlier request's answer."""
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    answer = await what_comes(echo_port, head + body)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"content-type") == 1
+    answers = await what_comes(echo_port, head + b"1\r\na\r\n0\r\n\r\n" + head + body)
+    assert b"HTTP/1.1 400 " not in answers
+
+
+async def streaming_app(scope: Scope, receive: Receive, _send: Send) -> None:
+    """Send two events."""
+    exchange = HttpExchange(scope, receive, slow_reader_s=1.0)
+    await exchange.begin_stream()
+    await exchange.send_events(b"data: a\n\n")
+    await exchange.send_events(b"data: b\n\n", is_last=True)
+
+
+async def test_an_older_client_gets_its_stream_without_chunks() -> None:
+    """HTTP/1.0 knows none: the end of the connection is the end of the stream."""
+    server = HttpServer(streaming_app, "127.0.0.1:0", 1.0)
+    serving = asyncio.create_task(server.serve())
+    await eventually(lambda: server.is_serving, within_s=5)
+    head, _, body = (await what_comes(server.port, b"GET / HTTP/1.0\r\n\r\n")).partition(
+        b"\r\n\r\n"
+    )
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert body == b"data: a\n\ndata: b\n\n"
     server.stop()
     await serving
 

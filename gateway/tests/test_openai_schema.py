@@ -332,3 +332,11 @@ def test_what_is_shown_beside_the_text() -> None:
     assert chat(service_tier="flex").service_tier == "flex"
     assert chat(service_tier="auto").shown.tier == "default"
     assert list(chat(allowed_token_ids=[3]).sampling.allowed_token_ids) == [3]
+
+
+def test_a_completion_without_max_tokens_gets_sixteen() -> None:
+    """As OpenAI documents it; a chat without them may fill what is left."""
+    assert completion(prompt="x").limits.max_tokens == 16
+    assert completion(prompt="x", max_tokens=None, min_tokens=20).limits.max_tokens == 20
+    assert completion(prompt="x", max_tokens=3).limits.max_tokens == 3
+    assert chat(max_tokens=None).limits.max_tokens is None

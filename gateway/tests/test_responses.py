@@ -34,7 +34,8 @@ async def test_a_whole_response_is_kept_and_deleted(fleet: GatewayFleet) -> None
         again = await client.responses.retrieve(made.id)
         assert again.model_dump() == made.model_dump()
         items = await client.responses.input_items.list(made.id)
-        assert [item.content for item in items.data] == ["hi"]
+        (item,) = items.data
+        assert [(part.type, part.text) for part in item.content] == [("input_text", "hi")]
         await client.responses.delete(made.id)
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(made.id)

@@ -68,3 +68,4 @@ async def test_a_key_for_something_else_serves_no_requests(fleet: GatewayFleet) 
         answer = await http.post("/v1/chat/completions", json=body, headers=headers)
     assert answer.status_code == 403
     assert "scope" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["code"] == "missing_scope"

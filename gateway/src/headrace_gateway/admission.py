@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -230,6 +231,10 @@ def scopes_of(principal: Principal, model: str) -> list[pb.Scope]:
     return scopes
 
 
+def _rounded(seconds: float) -> str:
+    return f"{seconds:.2f}" if seconds < 10 else f"{math.ceil(seconds)}"
+
+
 def denial(answer: pb.AdmitResponse) -> HeadraceError:
     """Translate a denial into the error for the caller, with the state of the limits."""
     name = _NAMES.get(answer.binding_dimension, "requests")
@@ -250,7 +255,7 @@ def denial(answer: pb.AdmitResponse) -> HeadraceError:
         # Nobody knows when a running request ends; a second is a fair guess.
         retry_after_s = answer.retry_after_us / 1e6 or 1.0
         error = RateLimited(
-            f"The limit of {name} of {level} is reached. Try again in {retry_after_s:.3g} s.",
+            f"The limit of {name} of {level} is reached. Try again in {_rounded(retry_after_s)} s.",
             retry_after_s=retry_after_s,
         )
     error.metadata.update(dict(header_pairs(answer.states)))

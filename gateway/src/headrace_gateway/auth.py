@@ -19,6 +19,7 @@ from headrace_common.errors import (
     HeadraceError,
     KeyRevoked,
     ModelNotAllowed,
+    ScopeMissing,
     Unavailable,
     UnknownKey,
 )
@@ -210,10 +211,10 @@ def check_scope(principal: billing_pb2.Principal, scope: str) -> None:
     """Raise unless the key is for *scope*; a key without scopes is for inference and usage.
 
     Raises:
-        ModelNotAllowed: it is not.
+        ScopeMissing: it is not.
     """
     if principal.scopes and scope not in principal.scopes:
-        raise ModelNotAllowed(f"This API key lacks the scope {scope!r}.")
+        raise ScopeMissing(f"This API key lacks the scope {scope!r}.")
 
 
 def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -85,16 +85,20 @@ class _Reply:
             cycle.transport.write(b"".join((STATUS_LINE[status], block, size, end, body)))
             self._complete()
         else:
-            cycle.chunked_encoding = True
-            head = (STATUS_LINE[status], block, b"transfer-encoding: chunked\r\n", end)
-            cycle.transport.write(b"".join(head))
+            # HTTP/1.0 knows no chunks: there the connection's end is the body's (RFC 9112, 6.1).
+            cycle.chunked_encoding = cycle.scope["http_version"] != "1.0"
+            chunked = b"transfer-encoding: chunked\r\n" if cycle.chunked_encoding else b""
+            cycle.transport.write(b"".join((STATUS_LINE[status], block, chunked, end)))
 
     def go_on(self, body: bytes, *, is_last: bool) -> None:
         cycle = self._cycle
         if cycle.disconnected or cycle.response_complete:
             return
-        chunk = b"%x\r\n%s\r\n" % (len(body), body) if body else b""
-        cycle.transport.write(chunk + b"0\r\n\r\n" if is_last else chunk)
+        if cycle.chunked_encoding:
+            chunk = b"%x\r\n%s\r\n" % (len(body), body) if body else b""
+            cycle.transport.write(chunk + b"0\r\n\r\n" if is_last else chunk)
+        else:
+            cycle.transport.write(body)
         if is_last:
             self._complete()
 
@@ -238,8 +242,10 @@ class _Protocol(HttpToolsProtocol):
         self._look_again(now_s)
 
     def _refuse(self, told: bytes) -> None:
-        # In the middle of an answer nothing else can be said.
-        if self.cycle is None or self.cycle.response_complete:
+        # In the middle of an answer, or before that of an earlier request, nothing can be said.
+        cycle = self.cycle
+        is_free = cycle is None or cycle.response_complete
+        if is_free or (not cycle.response_started and cycle.more_body and not self.pipeline):
             self.transport.write(told)
         self.transport.close()
 

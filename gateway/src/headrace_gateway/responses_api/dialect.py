@@ -103,7 +103,7 @@ class _Work:
             f"resp_{serial}", asked.body.model, int(clock.unix_s()), echo(asked)
         )
         self.items = [
-            {"id": f"{_PREFIXES.get(item['type'], 'item_')}{serial}i{idx}", **item}
+            {"id": f"{_PREFIXES.get(item['type'], 'item_')}{serial}i{idx}", **_in_parts(item)}
             for idx, item in enumerate(asked.items)
         ]
 
@@ -133,6 +133,17 @@ class _Work:
     async def _finish(self, response: Json) -> Json:
         await self._kept.finish(response)
         return response
+
+
+def _in_parts(item: Json) -> Json:
+    """Return an item with its content as parts, as items are listed; a text may be given bare."""
+    text = item.get("content")
+    if item["type"] != "message" or not isinstance(text, str):
+        return item
+    part: Json = {"type": "input_text", "text": text}
+    if item["role"] == "assistant":
+        part = {"type": "output_text", "text": text, "annotations": []}
+    return {**item, "content": [part]}
 
 
 _PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_"}

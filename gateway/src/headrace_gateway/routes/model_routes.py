@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from headrace_common.errors import ModelNotAllowed
+from headrace_common.errors import ScopeMissing
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.auth import KeyAuth
 from headrace_gateway.model_routes.route_watch import ReloadResult, RouteWatch
@@ -33,7 +33,7 @@ async def _check_admin(auth: KeyAuth, request: Request) -> None:
     principal = await auth.authenticate(request.headers.raw)
     # A key without scopes is for inference, not for this.
     if "admin" not in principal.scopes:
-        raise ModelNotAllowed("This API key lacks the scope 'admin'.")
+        raise ScopeMissing("This API key lacks the scope 'admin'.")
 
 
 def _told(result: ReloadResult) -> Json:

@@ -13,7 +13,7 @@ async def owner_of(auth: KeyAuth, request: Request) -> Owner:
 
     Raises:
         UnknownKey: no key, or a wrong one.
-        ModelNotAllowed: the key is for something else, such as usage alone.
+        ScopeMissing: the key is for something else, such as usage alone.
     """
     principal = await auth.authenticate(request.headers.raw)
     check_scope(principal, "inference")

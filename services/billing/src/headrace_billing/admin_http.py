@@ -24,7 +24,7 @@ from headrace_common.errors import (
     HeadraceError,
     Internal,
     InvalidRequest,
-    ModelNotAllowed,
+    ScopeMissing,
     UnknownKey,
     error_body,
 )
@@ -36,7 +36,7 @@ PREFIX = "/admin/v1"
 MAX_BODY_BYTES = 1024 * 1024
 
 
-class AdminScopeMissing(ModelNotAllowed):
+class AdminScopeMissing(ScopeMissing):
     """The key is not an administrator's."""
 
     public_code = "admin_scope_required"

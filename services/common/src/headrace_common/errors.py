@@ -9,6 +9,7 @@
       UnknownKey                UNKNOWN_KEY          UNAUTHENTICATED      401
         KeyRevoked              KEY_REVOKED          UNAUTHENTICATED      401
       ModelNotAllowed           MODEL_NOT_ALLOWED    PERMISSION_DENIED    403
+      ScopeMissing              SCOPE_MISSING        PERMISSION_DENIED    403
       ModelNotFound             MODEL_NOT_FOUND      NOT_FOUND            404
       NotFound                  NOT_FOUND            NOT_FOUND            404
       InputBlocked              INPUT_BLOCKED        FAILED_PRECONDITION  400
@@ -117,6 +118,16 @@ class ModelNotAllowed(HeadraceError):
     http_status = 403
     public_type = "permission_error"
     public_code = "model_not_allowed"
+
+
+class ScopeMissing(HeadraceError):
+    """The key is for something else, such as usage alone."""
+
+    reason = "SCOPE_MISSING"
+    grpc_code = grpc.StatusCode.PERMISSION_DENIED
+    http_status = 403
+    public_type = "permission_error"
+    public_code = "missing_scope"
 
 
 class NotFound(HeadraceError):
