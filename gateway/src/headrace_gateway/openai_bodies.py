@@ -248,6 +248,11 @@ class CompletionBody(CommonBody, kw_only=True):
     echo: bool | None = None
     suffix: str | None = None
 
+    @property
+    def bound(self) -> int:
+        """The most tokens that are made; 16 where none is named, as OpenAI documents it."""
+        return max(16, self.min_tokens or 0) if self.max_tokens is None else self.max_tokens
+
 
 CHAT_DECODER = msgspec.json.Decoder(ChatBody)
 COMPLETION_DECODER = msgspec.json.Decoder(CompletionBody)

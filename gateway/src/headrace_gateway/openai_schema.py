@@ -45,8 +45,6 @@ from headrace_gateway.output_fields import add_constraint
 from headrace_gateway.tool_fields import add_tools, guard_json
 
 _UINT32 = 2**32
-# What /v1/completions makes of a request that names no max_tokens, as documented by OpenAI.
-_COMPLETION_TOKENS = 16
 _MAX_CHOICES = 128
 _TRUST = {
     "system": guard_pb2.TRUST_OWNER,
@@ -112,10 +110,7 @@ def parse_completion(body: bytes) -> ApiRequest:
     asked = decode(COMPLETION_DECODER, body)
     if asked.suffix:
         raise _not_supported("suffix")
-    bound = asked.max_tokens
-    if bound is None:
-        bound = max(_COMPLETION_TOKENS, asked.min_tokens or 0)
-    request = _common(asked, Endpoint.COMPLETIONS, bound)
+    request = _common(asked, Endpoint.COMPLETIONS, asked.bound)
     _add_logprobs(request, asked, asked.logprobs)
     _add_echo(request, asked)
     _add_best_of(request, asked)
