@@ -58,6 +58,10 @@ class EchoGuard:
                 )
             case "crash":
                 raise ValueError("a secret from inside")
+            case "cancelled":
+                shared = asyncio.get_running_loop().create_future()
+                shared.cancel()
+                await shared
             case "hang":
                 try:
                     await asyncio.sleep(60)
@@ -158,6 +162,13 @@ async def test_a_crash_tells_nothing_from_inside(peer, way) -> None:
     with pytest.raises(Internal) as caught:
         await way(peer, ask("crash"))
     assert "secret" not in caught.value.public_message
+
+
+@WAYS
+async def test_a_cancellation_from_inside_is_told_to_the_caller(peer, way) -> None:
+    """Nobody has left: the caller must not wait for its deadline."""
+    with pytest.raises(Internal):
+        await way(peer, ask("cancelled"))
 
 
 @WAYS

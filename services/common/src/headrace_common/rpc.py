@@ -24,6 +24,7 @@ from google.protobuf.message_factory import GetMessageClass
 from opentelemetry.trace import SpanKind
 
 from headrace_common.errors import Deadline, HeadraceError, Internal
+from headrace_common.lifecycle import raise_if_cancelled
 from headrace_common.metrics import RpcMetrics
 from headrace_common.rpc_status import from_rpc_error
 from headrace_common.telemetry import current_traceparent, span
@@ -161,9 +162,16 @@ def serving(method: BoundMethod, traceparent: str, metrics: RpcMetrics | None) -
     except HeadraceError as error:
         code = error.grpc_code.name
         raise
-    except (asyncio.CancelledError, GeneratorExit):
+    except GeneratorExit:
         code = "CANCELLED"
         raise
+    except asyncio.CancelledError as error:
+        code = "CANCELLED"
+        raise_if_cancelled()
+        # From inside, such as a future that others share: the caller is still there and waits.
+        code = "INTERNAL"
+        _log.exception("%s was cancelled from inside", method.name)
+        raise Internal from error
     except TimeoutError as error:
         code = "DEADLINE_EXCEEDED"
         raise Deadline("The deadline of the call passed.") from error
