@@ -12,6 +12,8 @@ from headrace_common.errors import (
     Deadline,
     HeadraceError,
     Internal,
+    InvalidRequest,
+    QueueFull,
     RateLimited,
     ReplicaDraining,
     ReplicaLost,
@@ -21,7 +23,7 @@ from headrace_common.errors import (
 from headrace_common.rpc import Call, MethodRef, call_stream, call_unary, method_ref, open_channel
 from headrace_common.rpc_server import RpcServer
 from headrace_common.session import WINDOW, SessionCall, SessionClient
-from headrace_common.session_server import SessionServicer
+from headrace_common.session_server import MAX_UNREAD, SessionServicer
 from headrace_contracts.guard.v1 import guard_pb2
 from headrace_contracts.guard.v1.guard_pb2 import (
     CheckInputRequest,
@@ -78,6 +80,8 @@ class EchoGuard:
     ) -> AsyncIterator[CheckOutputResponse]:
         try:
             async for request in requests:
+                if request.text.text == "wait":
+                    await self.gate.wait()
                 if request.text.text == "fail":
                     raise RateLimited("in the middle", retry_after_s=2)
                 for _ in range(max(1, request.text.choice_idx)):
@@ -223,6 +227,32 @@ async def test_a_reader_that_does_not_read_stops_the_writer(peer) -> None:
         await asyncio.sleep(0.3)
         assert peer.guard.produced <= WINDOW + 1
         assert len([m async for m in call]) == 500
+
+
+async def test_a_half_close_arrives_behind_as_many_messages_as_may_wait(peer) -> None:
+    """It needs no place of its own; messages beyond those are refused."""
+    async with await peer.client.start(BIDI, say("wait"), timeout_s=5) as call:
+        for _ in range(MAX_UNREAD):
+            call.send(say("x"))
+        call.half_close()
+        await by_session(peer, ask("echo:all has come"))
+        peer.guard.gate.set()
+        assert len([m async for m in call]) == 1 + MAX_UNREAD
+
+
+async def test_messages_that_nobody_reads_are_refused(peer) -> None:
+    async with await peer.client.start(BIDI, say("wait"), timeout_s=5) as call:
+        for _ in range(MAX_UNREAD + 2):
+            call.send(say("x"))
+        with pytest.raises(QueueFull):
+            await call.receive()
+
+
+async def test_a_call_without_its_message_is_the_callers_mistake(peer) -> None:
+    async with await peer.client.start(UNARY, timeout_s=5) as call:
+        call.half_close()
+        with pytest.raises(InvalidRequest, match="no message"):
+            await call.receive()
 
 
 async def test_closing_a_stream_early_cancels_it(peer) -> None:

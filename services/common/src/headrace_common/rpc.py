@@ -23,7 +23,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from opentelemetry.trace import SpanKind
 
-from headrace_common.errors import Deadline, HeadraceError, Internal
+from headrace_common.errors import Deadline, HeadraceError, Internal, InvalidRequest
 from headrace_common.lifecycle import raise_if_cancelled
 from headrace_common.metrics import RpcMetrics
 from headrace_common.rpc_status import from_rpc_error
@@ -111,7 +111,7 @@ class BoundMethod:
     async def _one_to_many(
         self, requests: AsyncIterator[Message], call: Call
     ) -> AsyncIterator[Message]:
-        answers = self.handler(await anext(requests), call)
+        answers = self.handler(await self._only(requests), call)
         try:
             async for answer in answers:
                 yield answer
@@ -119,8 +119,14 @@ class BoundMethod:
             await answers.aclose()
 
     async def _to_one(self, requests: AsyncIterator[Message], call: Call) -> AsyncIterator[Message]:
-        argument = requests if self.takes_stream else await anext(requests)
+        argument = requests if self.takes_stream else await self._only(requests)
         yield await self.handler(argument, call)
+
+    async def _only(self, requests: AsyncIterator[Message]) -> Message:
+        message = await anext(requests, None)
+        if message is None:
+            raise InvalidRequest(f"{self.name}: the call has no message")
+        return message
 
 
 def bind(service: ServiceDescriptor, servicer: object) -> list[BoundMethod]:

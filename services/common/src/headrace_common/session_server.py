@@ -57,14 +57,21 @@ class _ServerCall:
         self._requests: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._credit = opened.credit
         self._credited = asyncio.Event()
+        self._is_half_closed = False
         # Its last message said so.
         self._has_ended = False
         self.task: asyncio.Task[None] | None = None
 
     def deliver(self, payload: bytes | None) -> bool:
-        """Queue a request message (None = half close); False if the handler reads too slowly."""
-        if self._requests.qsize() >= MAX_UNREAD:
+        """Queue a request message (None = half close); False if the handler reads too slowly.
+
+        There is always room for the half close; what follows on it is dropped.
+        """
+        if self._is_half_closed:
+            return True
+        if payload is not None and self._requests.qsize() >= MAX_UNREAD:
             return False
+        self._is_half_closed = payload is None
         self._requests.put_nowait(payload)
         return True
 
