@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -287,6 +288,37 @@ async def _or_none(peer: Fixture) -> CheckInputResponse | None:
         return await by_session(peer, ask("echo:again"))
     except HeadraceError:
         return None
+
+
+async def test_connecting_is_part_of_a_calls_time() -> None:
+    """A peer that accepts and says nothing costs each caller its own time, not two seconds."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = SessionClient(f"127.0.0.1:{silent.getsockname()[1]}")
+        async with asyncio.timeout(1.0):
+            with pytest.raises(Deadline):
+                await client.unary(UNARY, ask("echo:x"), timeout_s=0.1)
+        await client.close()
+
+
+async def test_a_caller_that_gives_up_does_not_end_the_connecting_of_others(peer) -> None:
+    """Nor is a slow peer never reached because each caller's time is short."""
+    with pytest.raises(Deadline):
+        await peer.client.start(UNARY, ask("echo:x"), timeout_s=0.0)
+    waiting = asyncio.create_task(by_session(peer, ask("echo:x")))
+    leaving = asyncio.create_task(by_session(peer, ask("echo:y")))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert (await waiting).verdict.reason == "x"
+
+
+async def test_closing_ends_a_try_to_connect_and_those_who_wait_for_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = SessionClient(f"127.0.0.1:{silent.getsockname()[1]}")
+        waiting = asyncio.create_task(client.unary(UNARY, ask("echo:x"), timeout_s=30))
+        await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(ReplicaLost):
+            await waiting
 
 
 async def test_draining_lets_running_calls_finish_and_refuses_new_ones(peer) -> None:

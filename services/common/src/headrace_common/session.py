@@ -37,6 +37,7 @@ from headrace_common.errors import (
     HeadraceError,
     ReplicaLost,
 )
+from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.rpc import MethodRef, Req, Res
 from headrace_common.rpc_status import from_status
 from headrace_common.session_links import link_to
@@ -321,7 +322,8 @@ class SessionClient:
         self.address = address
         self._stream: _ClientStream | None = None
         self._ids = itertools.count(1)
-        self._connecting = asyncio.Lock()
+        # The try to connect that is under way. All who want to call wait for the same one.
+        self._trying: asyncio.Task[_ClientStream] | None = None
         self._unreachable_until_s = 0.0
 
     async def start(
@@ -338,14 +340,18 @@ class SessionClient:
             method: which.
             first: the first message, if it is known already.
             is_only: no other follows.
-            timeout_s: for the whole call; None = no deadline.
+            timeout_s: for the whole call, connecting included; None = no deadline.
 
         Raises:
             ReplicaLost: the peer refuses connections, or did not answer within two seconds.
+            Deadline: connecting took the call's whole time.
         """
         stream = self._stream
         if stream is None or not stream.is_open:
-            stream = await self._connect()
+            began_s = time.monotonic()
+            stream = await self._connected(timeout_s)
+            if timeout_s is not None:
+                timeout_s = max(0.0, timeout_s - (time.monotonic() - began_s))
         call_id = next(self._ids)
         call = SessionCall(stream, call_id, method, timeout_s)
         stream.register(call_id, cast("SessionCall[Message, Message]", call))
@@ -387,30 +393,47 @@ class SessionClient:
 
     async def close(self) -> None:
         """End all calls and the connection."""
+        await cancel_and_wait(self._trying)
         if self._stream is not None:
             await self._stream.close()
 
+    async def _connected(self, within_s: float | None) -> _ClientStream:
+        """Return an open stream. A caller that gives up does not end the try: others wait too."""
+        # Whoever comes just after a failed try need not try again at once.
+        if time.monotonic() < self._unreachable_until_s:
+            raise ReplicaLost(f"The peer at {self.address} cannot be reached.")
+        if self._trying is None:
+            self._trying = asyncio.create_task(self._connect())
+            self._trying.add_done_callback(self._tried)
+        trying = self._trying
+        await asyncio.wait({trying}, timeout=within_s)
+        if not trying.done():
+            raise Deadline(f"The peer at {self.address} took too long to connect.")
+        if trying.cancelled():
+            raise ReplicaLost("The connection was closed.")
+        return trying.result()
+
+    def _tried(self, trying: asyncio.Task[_ClientStream]) -> None:
+        self._trying = None
+        if not trying.cancelled():
+            # Marks it as seen, also if nobody waits any more.
+            trying.exception()
+
     async def _connect(self) -> _ClientStream:
-        async with self._connecting:
-            if self._stream is not None and self._stream.is_open:
-                return self._stream
-            # Whoever waited for the lock behind a failed try need not try again at once.
-            if time.monotonic() < self._unreachable_until_s:
-                raise ReplicaLost(f"The peer at {self.address} cannot be reached.")
-            if self._stream is not None:
-                await self._stream.close()
-            stream = _ClientStream(self.address)
-            try:
-                async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                    await stream.connect()
-                # Only now: a half-made one must not be used by others.
-                self._stream = stream
-            except TimeoutError as error:
-                self._unreachable_until_s = time.monotonic() + _UNREACHABLE_S
-                raise ReplicaLost(f"The peer at {self.address} does not answer.") from error
-            except OSError as error:
-                raise ReplicaLost(f"The peer at {self.address} cannot be reached.") from error
-            finally:
-                if self._stream is not stream:
-                    await stream.close()
-            return stream
+        if self._stream is not None:
+            await self._stream.close()
+        stream = _ClientStream(self.address)
+        try:
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                await stream.connect()
+            # Only now: a half-made one must not be used by others.
+            self._stream = stream
+        except TimeoutError as error:
+            self._unreachable_until_s = time.monotonic() + _UNREACHABLE_S
+            raise ReplicaLost(f"The peer at {self.address} does not answer.") from error
+        except OSError as error:
+            raise ReplicaLost(f"The peer at {self.address} cannot be reached.") from error
+        finally:
+            if self._stream is not stream:
+                await stream.close()
+        return stream
