@@ -321,13 +321,14 @@ async def test_closing_ends_a_try_to_connect_and_those_who_wait_for_it() -> None
             await waiting
 
 
-async def test_draining_lets_running_calls_finish_and_refuses_new_ones(peer) -> None:
-    running = asyncio.create_task(by_session(peer, ask("wait:done"), timeout_s=30))
+@WAYS
+async def test_draining_lets_running_calls_finish_and_refuses_new_ones(peer, way) -> None:
+    running = asyncio.create_task(way(peer, ask("wait:done"), timeout_s=30))
     await eventually(lambda: peer.server.num_running == 1)
     stopping = asyncio.create_task(peer.server.stop(5))
     await asyncio.sleep(0.05)
     with pytest.raises(ReplicaDraining):
-        await by_session(peer, ask("echo:late"))
+        await way(peer, ask("echo:late"))
     peer.guard.gate.set()
     assert (await running).verdict.reason == "done"
     await stopping

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import grpc
@@ -23,14 +24,18 @@ from headrace_common.session_server import SessionServicer
 from headrace_common.settings import split_address
 
 
+# Around a call; raises if it must not begin.
+_Around = Callable[[], AbstractContextManager[None]]
+
+
 def _generic_handler(
-    methods: Iterable[BoundMethod], metrics: RpcMetrics | None
+    methods: Iterable[BoundMethod], metrics: RpcMetrics | None, around: _Around = nullcontext
 ) -> list[grpc.GenericRpcHandler]:
     by_service: dict[str, dict[str, grpc.RpcMethodHandler[Message, Message]]] = {}
     for method in methods:
         service, _, name = method.name.partition("/")
         by_service.setdefault(service, {})[name] = grpc.stream_stream_rpc_method_handler(
-            _plain(method, metrics),
+            _plain(method, metrics, around),
             request_deserializer=method.request.FromString,
             response_serializer=lambda message: message.SerializeToString(),
         )
@@ -38,7 +43,7 @@ def _generic_handler(
 
 
 def _plain(
-    method: BoundMethod, metrics: RpcMetrics | None
+    method: BoundMethod, metrics: RpcMetrics | None, around: _Around
 ) -> Callable[..., AsyncIterator[Message]]:
     # Unary and streaming calls look the same on the wire, so one shape of handler serves all four.
     async def handle(
@@ -47,7 +52,7 @@ def _plain(
         metadata = dict(context.invocation_metadata() or ())
         answers = method.start(requests, Call(context.time_remaining()))
         try:
-            with serving(method, str(metadata.get("traceparent", "")), metrics):
+            with serving(method, str(metadata.get("traceparent", "")), metrics), around():
                 async for answer in answers:
                     yield answer
         except HeadraceError as error:
@@ -78,7 +83,9 @@ class RpcServer:
         ]
         self._sessions = SessionServicer(methods, metrics)
         self._server = grpc.aio.server(options=[*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)])
-        self._server.add_generic_rpc_handlers(_generic_handler(methods, metrics))
+        self._server.add_generic_rpc_handlers(
+            _generic_handler(methods, metrics, self._sessions.serving_plain)
+        )
         self._server.add_generic_rpc_handlers(
             _generic_handler(bind(session_descriptor(), self._sessions), None)
         )
@@ -110,7 +117,7 @@ class RpcServer:
 
     @property
     def num_running(self) -> int:
-        """Session calls being served."""
+        """Calls being served, over sessions or plain gRPC."""
         return self._sessions.num_running
 
     async def set_ready(self, ready: bool) -> None:

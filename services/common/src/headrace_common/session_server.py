@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import cast
 
 from google.protobuf.message import DecodeError, Message
@@ -26,6 +26,7 @@ from headrace_contracts.session.v1.session_pb2 import Frame, Item
 
 # Messages of one call that a server keeps for a handler that does not read.
 MAX_UNREAD = 1024
+_DRAINING = "This server is shutting down."
 
 
 class _FrameQueue:
@@ -124,7 +125,10 @@ class _ServerCall:
 
 
 class SessionServicer:
-    """Serves sessions: starts a task per call, through the same bound methods as plain gRPC."""
+    """Serves sessions: starts a task per call, through the same bound methods as plain gRPC.
+
+    Plain gRPC calls are counted here too, so that a drain waits for them and refuses new ones.
+    """
 
     def __init__(self, methods: Iterable[BoundMethod], metrics: RpcMetrics | None) -> None:
         self._methods = {method.name: method for method in methods}
@@ -134,8 +138,24 @@ class SessionServicer:
 
     @property
     def num_running(self) -> int:
-        """Calls being served over all streams."""
+        """Calls being served, over sessions or plain gRPC."""
         return len(self._running)
+
+    @contextlib.contextmanager
+    def serving_plain(self) -> Iterator[None]:
+        """Count the current task's plain gRPC call among those being served.
+
+        Raises:
+            ReplicaDraining: new calls are refused.
+        """
+        if self._is_draining:
+            raise ReplicaDraining(_DRAINING)
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        self._running.add(task)
+        try:
+            yield
+        finally:
+            self._running.discard(task)
 
     def connect(self) -> FrameSocket:
         """Return the server's end for one more peer; when it leaves, its calls are cancelled."""
@@ -207,7 +227,7 @@ class SessionServicer:
     def _open(self, item: Item, calls: dict[int, _ServerCall], outbox: ItemSink) -> None:
         method = self._methods.get(item.method)
         if self._is_draining:
-            self._end(item.call_id, ReplicaDraining("This server is shutting down."), outbox)
+            self._end(item.call_id, ReplicaDraining(_DRAINING), outbox)
         elif method is None:
             self._end(item.call_id, Unimplemented(f"No method {item.method[:100]!r} here."), outbox)
         else:
