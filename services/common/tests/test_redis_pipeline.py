@@ -39,6 +39,16 @@ async def test_batches_under_way_together_get_their_own_replies(redis_db_url: st
     pipeline.close()
 
 
+async def test_a_batch_that_cannot_be_sent_takes_nobodys_replies(redis_db_url: str) -> None:
+    """It fails alone, at once."""
+    pipeline = await RedisPipeline.connect(redis_db_url)
+    with pytest.raises(UnicodeEncodeError):
+        pipeline.send([["SET", "a", "\ud800"]])
+    async with asyncio.timeout(5):
+        assert await pipeline.send([["ECHO", "mine"]]) == [b"mine"]
+    pipeline.close()
+
+
 async def test_a_large_reply_in_many_pieces_is_one_reply(redis_db_url: str) -> None:
     """What the network cuts is put together."""
     pipeline = await RedisPipeline.connect(redis_db_url)

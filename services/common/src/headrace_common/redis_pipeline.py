@@ -75,8 +75,10 @@ class RedisPipeline:
         """
         if self._transport.is_closing():
             raise ConnectionError("the connection to Redis is closed")
-        replies = self._protocol.expect(len(commands))
+        # Packed first: what cannot be sent must not wait for a reply, or each later one would go to
+        # the batch before its own.
         packed = [hiredis.pack_command(cast("_Packed", tuple(it))) for it in commands]
+        replies = self._protocol.expect(len(commands))
         self._transport.write(b"".join(packed))
         return replies
 
