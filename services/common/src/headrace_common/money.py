@@ -23,11 +23,13 @@ def nano_usd_from_text(text: str) -> int:
         amount = Decimal(text)
     except InvalidOperation as error:
         raise ValueError(f"not an amount in USD: {text!r}") from error
-    if amount.is_finite() and amount.adjusted() >= _MAX_DIGITS:
+    if not amount.is_finite():
+        raise ValueError(f"not an amount in USD: {text!r}")
+    if amount.adjusted() >= _MAX_DIGITS:
         raise ValueError(f"no such sum of money: {text[:40]!r}")
     with localcontext(Context(prec=len(text) + 2 * _MAX_DIGITS)):
         nano = amount * NANO_PER_USD
-    if not nano.is_finite() or nano < 0 or nano != nano.to_integral_value():
+    if nano < 0 or nano != nano.to_integral_value():
         raise ValueError(f"an amount in USD must be >= 0 and whole in nano-USD: {text!r}")
     return int(nano)
 
