@@ -18,6 +18,16 @@ def test_maps_are_objects_there_and_back() -> None:
     assert to_json(TextScores(scores={"harm": 0.5}))["scores"] == {"harm": 0.5}
 
 
+def test_bytes_are_hexadecimal_there_and_back() -> None:
+    """Not base64, as which most hexadecimal texts would pass, as other bytes."""
+    record = AuditRecord(request_id="req_1", hash=bytes(range(32)))
+    told = to_json(record)
+    assert told["hash"] == bytes(range(32)).hex()
+    assert from_json(AuditRecord, told) == record
+    with pytest.raises(InvalidRequest):
+        from_json(AuditRecord, {"hash": "no hexadecimal text"})
+
+
 def test_the_schema_of_a_map_is_an_object_of_its_values() -> None:
     """What a reader of the OpenAPI sees."""
     properties = schema_of(AuditRecord.DESCRIPTOR)["properties"]

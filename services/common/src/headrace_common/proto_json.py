@@ -7,6 +7,7 @@ every field is there, with its default if it was not set. Maps are objects, thei
 
 from __future__ import annotations
 
+from base64 import b64encode
 from typing import Any, TypeAlias, TypeVar
 
 from google.protobuf import json_format
@@ -110,7 +111,7 @@ def _value(field: _Descriptor, value: Any) -> Any:  # Any: a field's value
 
 
 def _named(descriptor: _Descriptor, body: Json) -> Json:
-    """Give enum values their full names again."""
+    """Say enum values and bytes as protobuf's own mapping does."""
     result = {}
     for name, value in body.items():
         field = descriptor.fields_by_name.get(name)
@@ -126,10 +127,12 @@ def _named(descriptor: _Descriptor, body: Json) -> Json:
 
 
 def _named_value(field: _Descriptor, value: Any) -> Any:  # Any: a field's value
-    if field.message_type is not None:
+    if field.message_type is not None and isinstance(value, dict):
         return _named(field.message_type, value)
     if field.enum_type is not None and isinstance(value, str):
         return _prefix(field.enum_type) + value.upper()
+    if field.type == FieldDescriptor.TYPE_BYTES and isinstance(value, str):
+        return b64encode(bytes.fromhex(value)).decode()
     return value
 
 
