@@ -13,7 +13,9 @@ def test_text_and_nano_usd_are_inverse(nano: int) -> None:
     assert nano_usd_from_text(usd_text(nano)) == nano
 
 
-@pytest.mark.parametrize("text", ["", "ten", "-1", "NaN", "sNaN", "Infinity", "0.0000000001", "1,5"])
+@pytest.mark.parametrize(
+    "text", ["", "ten", "-1", "NaN", "sNaN", "Infinity", "0.0000000001", "1,5"]
+)
 def test_what_is_no_exact_amount_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="amount in USD"):
         nano_usd_from_text(text)

@@ -3,6 +3,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SpanExportResult
+
+from headrace_common import telemetry
+from headrace_common.telemetry import JsonLinesExporter
 
 PROGRAM = """
 from pathlib import Path
@@ -65,3 +73,54 @@ def test_a_trace_that_nobody_records_is_carried_on_and_not_written(tmp_path) -> 
     subprocess.run([sys.executable, "-c", UNRECORDED.format(dir=str(tmp_path))], check=True)
     rows = [json.loads(line) for line in (tmp_path / "pump.jsonl").read_text().splitlines()]
     assert [row["name"] for row in rows] == ["recorded elsewhere"]
+
+
+def _export(exporter: JsonLinesExporter, name: str) -> SpanExportResult:
+    span = TracerProvider().get_tracer("test").start_span(name)
+    span.end()
+    return exporter.export([span])
+
+
+def _names(*paths: Path) -> list[str]:
+    return [json.loads(line)["name"] for path in paths for line in path.read_text().splitlines()]
+
+
+def test_a_full_file_that_cannot_be_replaced_is_written_to_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A moment without disk or descriptors must not end tracing for good."""
+    path = tmp_path / "pump.jsonl"
+    exporter = JsonLinesExporter(path, "pump")
+    monkeypatch.setattr(telemetry, "_MAX_FILE_BYTES", 1)
+    with monkeypatch.context() as broken:
+
+        def no_file(*_args: object, **_options: object) -> None:
+            raise OSError("no room")
+
+        broken.setattr(Path, "open", no_file)
+        assert _export(exporter, "a") is SpanExportResult.FAILURE
+        assert _export(exporter, "b") is SpanExportResult.FAILURE
+    assert _export(exporter, "c") is SpanExportResult.SUCCESS
+    monkeypatch.setattr(telemetry, "_MAX_FILE_BYTES", 1 << 20)
+    assert _export(exporter, "d") is SpanExportResult.SUCCESS
+    exporter.shutdown()
+    assert _names(path.with_suffix(".jsonl.1"), path) == ["a", "b", "c", "d"]
+
+
+def test_processes_that_share_a_file_lose_nothing_when_it_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever finds it full second must not move the fresh file over the full one."""
+    path = tmp_path / "pump.jsonl"
+    one, other = (JsonLinesExporter(path, "pump") for _ in range(2))
+    _export(one, "a")
+    _export(other, "b")
+    monkeypatch.setattr(telemetry, "_MAX_FILE_BYTES", 1)
+    _export(one, "c")
+    _export(other, "d")
+    monkeypatch.setattr(telemetry, "_MAX_FILE_BYTES", 1 << 20)
+    _export(one, "e")
+    _export(other, "f")
+    one.shutdown()
+    other.shutdown()
+    assert _names(path.with_suffix(".jsonl.1"), path) == ["a", "b", "c", "d", "e", "f"]

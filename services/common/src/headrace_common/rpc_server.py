@@ -23,7 +23,6 @@ from headrace_common.session import session_descriptor
 from headrace_common.session_server import SessionServicer
 from headrace_common.settings import split_address
 
-
 # Around a call; raises if it must not begin.
 _Around = Callable[[], AbstractContextManager[None]]
 

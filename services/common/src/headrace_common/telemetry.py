@@ -6,8 +6,10 @@ the request path: spans queue in memory and are dropped when the queue is full.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,7 +63,10 @@ class TelemetrySettings(ServiceSettings):
 
 
 class JsonLinesExporter(SpanExporter):
-    """Appends one JSON object per span to a file; at 64 MiB the file is moved to `<file>.1`."""
+    """Appends one JSON object per span to a file; at 64 MiB the file is moved to `<file>.1`.
+
+    Several processes of one service may write to the same file.
+    """
 
     def __init__(self, path: Path, service: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,9 +79,7 @@ class JsonLinesExporter(SpanExporter):
             self._file.write("".join(json.dumps(self._row(span)) + "\n" for span in spans))
             self._file.flush()
             if self._file.tell() > _MAX_FILE_BYTES:
-                self._file.close()
-                self._path.replace(self._path.with_suffix(".jsonl.1"))
-                self._file = self._path.open("a", encoding="utf-8")
+                self._begin_anew()
         except OSError:
             return SpanExportResult.FAILURE
         return SpanExportResult.SUCCESS
@@ -84,6 +87,16 @@ class JsonLinesExporter(SpanExporter):
     def shutdown(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def _begin_anew(self) -> None:
+        """Move the full file out of the way; if another process has done so, join it."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(self._file.fileno()), self._path.stat()):
+                self._path.replace(self._path.with_suffix(".jsonl.1"))
+        # Where that fails, the old one goes on being written to.
+        fresh = self._path.open("a", encoding="utf-8")
+        self._file.close()
+        self._file = fresh
 
     def _row(self, span: ReadableSpan) -> dict[str, object]:
         context = span.get_span_context()
