@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,28 @@ def test_a_trace_that_nobody_records_is_carried_on_and_not_written(tmp_path) -> 
     subprocess.run([sys.executable, "-c", UNRECORDED.format(dir=str(tmp_path))], check=True)
     rows = [json.loads(line) for line in (tmp_path / "pump.jsonl").read_text().splitlines()]
     assert [row["name"] for row in rows] == ["recorded elsewhere"]
+
+
+AWAY = """
+import time
+from headrace_common.telemetry import Telemetry, TelemetrySettings, span
+telemetry = Telemetry("pump", TelemetrySettings.load(otlp_endpoint={url!r}, sample_ratio=1.0))
+for _ in range(5000):
+    with span("lost"):
+        pass
+began_s = time.monotonic()
+telemetry.shutdown()
+print(time.monotonic() - began_s)
+"""
+
+
+def test_a_collector_that_is_away_does_not_hold_up_the_end() -> None:
+    """Ten batches wait, each of which would be tried for two seconds."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        program = [sys.executable, "-c", AWAY.format(url=url)]
+        done = subprocess.run(program, check=True, capture_output=True, text=True, timeout=15)
+    assert float(done.stdout) < 4.0
 
 
 def _export(exporter: JsonLinesExporter, name: str) -> SpanExportResult:

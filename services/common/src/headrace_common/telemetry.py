@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, Token
@@ -30,6 +31,7 @@ from pydantic import Field
 from headrace_common.settings import ServiceSettings, config
 
 _MAX_FILE_BYTES = 64 * 2**20
+_SHUTDOWN_S = 2.0
 # A proxy until `Telemetry` sets the provider.
 _TRACER = trace.get_tracer("headrace")
 # Flags at the end of a trace context: not sampled, with or without a random id.
@@ -131,6 +133,7 @@ class Telemetry:
             resource=Resource.create({"service.name": service}),
             # Spans that go nowhere are not worth their making.
             sampler=_RatioSampler(settings.sample_ratio if is_kept else 0.0),
+            shutdown_on_exit=False,
         )
         if settings.trace_dir is not None:
             self._add(JsonLinesExporter(settings.trace_dir / f"{service}.jsonl", service))
@@ -142,9 +145,12 @@ class Telemetry:
         trace.set_tracer_provider(self._provider)
 
     def shutdown(self) -> None:
-        """Write out what is queued; bounded to two seconds."""
-        self._provider.force_flush(2000)
-        self._provider.shutdown()
+        """Write out what is queued, for two seconds at most."""
+        # On a thread that may be left behind: the library gives each batch its time, however many
+        # there are, and a collector that is away would hold up the process's end for a minute.
+        leaving = threading.Thread(target=self._provider.shutdown, daemon=True)
+        leaving.start()
+        leaving.join(_SHUTDOWN_S)
 
     def _add(self, exporter: SpanExporter) -> None:
         self._provider.add_span_processor(
