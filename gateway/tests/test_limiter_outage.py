@@ -240,7 +240,6 @@ STEP = st.one_of(ADMIT, SETTLE, TURN, ADMIT, SETTLE, TURN, LOSE, REACH, RENEW)
 
 @settings(
     max_examples=100,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.lists(STEP, min_size=60, max_size=200), st.integers(0, 10**6))

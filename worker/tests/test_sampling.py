@@ -116,7 +116,7 @@ def test_of_equal_tokens_at_the_border_the_lowest_ids_stay(spec: SampleSpec) -> 
     top_p=st.sampled_from([0.0, 0.01, 0.5, 0.9, 0.9999, 1.0]),
     min_p=st.sampled_from([0.0, 0.02, 0.5]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_draws_stay_in_the_support(
     seed: int, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
@@ -132,7 +132,7 @@ def test_draws_stay_in_the_support(
 
 
 @given(seed=st.integers(0, 2**63), order=st.permutations(range(6)))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_result_is_independent_of_the_batch(seed: int, order: list[int]) -> None:
     """A row has the same token alone, in a batch, and in a batch in another order."""
     logits = logits_of(seed % 1000, 6)

@@ -74,7 +74,7 @@ async def check(url: str, events: list[UsageEvent], batches: list[list[UsageEven
 
 
 @given(log=logs())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 async def test_sqlite_books_the_same_in_any_order(
     tmp_path_factory: pytest.TempPathFactory,
     migrated_file: Path,
@@ -89,7 +89,6 @@ async def test_sqlite_books_the_same_in_any_order(
 @given(log=logs())
 @settings(
     max_examples=8,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
 async def test_postgres_books_the_same_in_any_order(

@@ -312,5 +312,5 @@ def test_the_books_follow_from_what_happened(migrated_file: Path) -> None:
     LedgerMachine.template = migrated_file
     run_state_machine_as_test(
         LedgerMachine,
-        settings=settings(max_examples=8, stateful_step_count=15, deadline=None),
+        settings=settings(max_examples=8, stateful_step_count=15),
     )

@@ -290,7 +290,6 @@ def test_script_and_memory_answer_alike(script: Script) -> None:
         settings=settings(
             max_examples=60,
             stateful_step_count=50,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

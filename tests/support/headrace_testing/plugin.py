@@ -6,12 +6,17 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from headrace_testing.clock import FakeClock
 from headrace_testing.postgres import LocalPostgres, PostgresMissingError
 from headrace_testing.processes import fleet
 from headrace_testing.servers import LocalServer, kafka, valkey
+
+# A busy machine is no reason for a test to fail.
+hypothesis.settings.register_profile("headrace", deadline=None)
+hypothesis.settings.load_profile("headrace")
 
 __all__ = ["fleet"]  # fixtures that live in modules of their own
 

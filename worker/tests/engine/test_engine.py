@@ -188,7 +188,7 @@ def test_choices_differ_by_their_index_only():
         assert bench.outputs[1][-1].usage.prompt_tokens == len(prompt)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     prompts=st.lists(
         st.tuples(

@@ -53,7 +53,7 @@ def test_prompts_have_the_whole_budget_while_no_stream_minds():
     decode_s=st.floats(1e-3, 0.05),
     num_streams=st.integers(1, 9),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_steps_stay_within_the_ratio_and_use_it(fixed_s, token_s, decode_s, num_streams):
     """Whatever a chunk costs: no longer than allowed unless it is the least, and not much less.
 

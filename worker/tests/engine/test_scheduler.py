@@ -395,4 +395,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestSchedulerMachine.settings = settings(max_examples=50, stateful_step_count=30)
