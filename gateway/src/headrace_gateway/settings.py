@@ -7,9 +7,8 @@ from typing import ClassVar
 
 from pydantic import Field, SecretStr
 
-from headrace_common.settings import RpcServiceSettings, config
+from headrace_common.settings import Address, RpcServiceSettings, config
 
-_ADDRESS = r"^[^\s:]+:\d{1,5}$"
 # With grpc:// before it, over gRPC instead of plain TCP.
 _PEER = r"^(grpc://)?[^\s:/]+:\d{1,5}$"
 
@@ -20,9 +19,7 @@ class GatewaySettings(RpcServiceSettings):
     prefix: ClassVar[str] = "HEADRACE_GATEWAY_"
     model_config = config(prefix)
 
-    listen: str = Field(
-        "127.0.0.1:8080", pattern=_ADDRESS, description="host:port of the public HTTP API."
-    )
+    listen: Address = Field("127.0.0.1:8080", description="host:port of the public HTTP API.")
     router_address: str = Field(
         "127.0.0.1:7010", pattern=_PEER, description="host:port of the router."
     )

@@ -5,7 +5,13 @@ from typing import ClassVar
 import pytest
 from pydantic import Field, SecretStr
 
-from headrace_common.settings import ServiceSettings, SettingsError, config, split_address
+from headrace_common.settings import (
+    OptionalAddress,
+    ServiceSettings,
+    SettingsError,
+    config,
+    split_address,
+)
 
 
 class PumpSettings(ServiceSettings):
@@ -13,6 +19,8 @@ class PumpSettings(ServiceSettings):
     model_config = config(prefix)
     speed_rpm: int = Field(100, ge=1, le=500, description="Turns per minute.")
     token: SecretStr = Field(SecretStr("x"), description="Secret.")
+    store_url: str = Field("", description="Where it notes turns.")
+    drain: OptionalAddress = Field("", description="Where the water goes.")
 
 
 def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +64,26 @@ def test_settings_cannot_be_changed() -> None:
         PumpSettings.load().speed_rpm = 3  # type: ignore[misc]  # that is the point
 
 
-@pytest.mark.parametrize("bad", ["8080", ":8080", "host:port"])
+def test_passwords_in_urls_are_not_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HEADRACE_PUMP_STORE_URL", "redis://pump:very-secret@10.0.0.1:6379/0")
+    with caplog.at_level("INFO"):
+        PumpSettings.load().log_values()
+    assert "redis://pump:***@10.0.0.1:6379/0" in caplog.text
+    assert "very-secret" not in caplog.text
+
+
+def test_a_port_that_cannot_be_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by a failure of the socket, once half of the service has been started."""
+    monkeypatch.setenv("HEADRACE_PUMP_DRAIN", "10.0.0.1:65536")
+    with pytest.raises(SettingsError, match=r"HEADRACE_PUMP_DRAIN.*65535"):
+        PumpSettings.load()
+    monkeypatch.setenv("HEADRACE_PUMP_DRAIN", "")
+    assert PumpSettings.load().drain == ""
+
+
+@pytest.mark.parametrize("bad", ["8080", ":8080", "host:port", "host:65536"])
 def test_an_address_needs_host_and_port(bad: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         split_address(bad)

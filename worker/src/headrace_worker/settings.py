@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, SecretStr
 
-from headrace_common.settings import RpcServiceSettings, SettingsError, config
+from headrace_common.settings import OptionalAddress, RpcServiceSettings, SettingsError, config
 
 
 def default_cache_dir() -> Path:
@@ -38,9 +38,8 @@ class WorkerSettings(RpcServiceSettings):
         default_factory=default_cache_dir,
         description="Folder for models prepared from GGUF files; made once, shared by workers.",
     )
-    cache_index_address: str = Field(
+    cache_index_address: OptionalAddress = Field(
         "",
-        pattern=r"^([^\s:]+:\d{1,5})?$",
         description="host:port of the cache-index that gets KV events; empty = none.",
     )
     kafka_bootstrap: str = Field(

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field, SecretStr
 
 from headrace_billing.export_format import Dialect
-from headrace_common.settings import RpcServiceSettings, config
+from headrace_common.settings import Address, OptionalAddress, RpcServiceSettings, config
 
 
 class BillingSettings(RpcServiceSettings):
@@ -23,9 +23,8 @@ class BillingSettings(RpcServiceSettings):
     kafka_bootstrap: str = Field(
         min_length=3, description="host:port[,host:port] of the brokers that carry usage events."
     )
-    admin_listen: str = Field(
+    admin_listen: Address = Field(
         "127.0.0.1:0",
-        pattern=r"^[^\s:]+:\d{1,5}$",
         description="host:port of the admin API over HTTP; port 0: a free one.",
     )
     prices_file: Path | None = Field(
@@ -40,9 +39,8 @@ class BillingSettings(RpcServiceSettings):
     sweep_interval_s: float = Field(
         10.0, gt=0, le=3600, description="Pause between two looks for such requests. Seconds."
     )
-    guard_address: str = Field(
+    guard_address: OptionalAddress = Field(
         "",
-        pattern=r"^([^\s:]+:\d{1,5})?$",
         description="host:port of the guard, asked which policies keys may name; empty = any name.",
     )
     export_url: str = Field(

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 _log = logging.getLogger(__name__)
+_MAX_PORT = 65_535
+# In redis://user:password@host and the like.
+_PASSWORD = re.compile(r"(://[^/@\s:]*:)[^/@\s]*@")
 
 
 class SettingsError(Exception):
@@ -56,9 +60,14 @@ class ServiceSettings(BaseSettings):
             raise SystemExit(2) from error
 
     def log_values(self) -> None:
-        """Log every value once; secrets stay hidden."""
-        values = {name: "***" if isinstance(value, SecretStr) else value for name, value in self}
-        _log.info("settings %s", values)
+        """Log every value once; secrets stay hidden, passwords in URLs too."""
+        _log.info("settings %s", {name: _shown(value) for name, value in self})
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, SecretStr):
+        return "***"
+    return _PASSWORD.sub(r"\1***@", value) if isinstance(value, str) else value
 
 
 def _explain(prefix: str, error: ValidationError) -> str:
@@ -74,17 +83,23 @@ def config(prefix: str) -> SettingsConfigDict:
     return SettingsConfigDict(env_prefix=prefix, frozen=True, extra="forbid")
 
 
-_ADDRESS = r"^[^\s:]+:\d{1,5}$"
+def _checked(address: str) -> str:
+    if address:
+        split_address(address)
+    return address
+
+
+# host:port; the second may be empty.
+Address = Annotated[str, Field(pattern=r"^[^\s:]+:\d{1,5}$"), AfterValidator(_checked)]
+OptionalAddress = Annotated[str, Field(pattern=r"^([^\s:]+:\d{1,5})?$"), AfterValidator(_checked)]
 
 
 class RpcServiceSettings(ServiceSettings):
     """What every service that listens has."""
 
-    listen: str = Field(
-        "127.0.0.1:0", pattern=_ADDRESS, description="host:port to serve on; port 0: a free one."
-    )
-    metrics_listen: str = Field(
-        "127.0.0.1:0", pattern=_ADDRESS, description="host:port of /metrics, /health and /ready."
+    listen: Address = Field("127.0.0.1:0", description="host:port to serve on; port 0: a free one.")
+    metrics_listen: Address = Field(
+        "127.0.0.1:0", description="host:port of /metrics, /health and /ready."
     )
     drain_grace_s: float = Field(
         20.0, ge=0, le=3600, description="Time for running work to finish after SIGTERM. Seconds."
@@ -95,9 +110,11 @@ def split_address(address: str) -> tuple[str, int]:
     """Split ``host:port``.
 
     Raises:
-        ValueError: no port, or not a number.
+        ValueError: no port, or none that exists.
     """
     host, _, port = address.rpartition(":")
     if not host:
         raise ValueError(f"{address!r} is not host:port")
+    if not 0 <= int(port) <= _MAX_PORT:
+        raise ValueError(f"{address!r}: ports end at {_MAX_PORT}")
     return host, int(port)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, SecretStr, model_validator
 
-from headrace_common.settings import ServiceSettings, config
+from headrace_common.settings import OptionalAddress, ServiceSettings, config
 
 
 class LauncherSettings(ServiceSettings):
@@ -67,14 +67,12 @@ class LauncherSettings(ServiceSettings):
         SecretStr(""),
         description="SQLAlchemy URL of the ledger; empty = SQLite in the state directory.",
     )
-    billing_address: str = Field(
+    billing_address: OptionalAddress = Field(
         "",
-        pattern=r"^([^\s:]+:\d{1,5})?$",
         description="host:port of billing for keys, usage, ledger; empty = the running fleet's.",
     )
-    guard_address: str = Field(
+    guard_address: OptionalAddress = Field(
         "",
-        pattern=r"^([^\s:]+:\d{1,5})?$",
         description="host:port of the guard for its commands; empty = the running fleet's.",
     )
     drain_grace_s: float = Field(

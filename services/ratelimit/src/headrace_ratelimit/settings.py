@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from headrace_common.settings import RpcServiceSettings, config
+from headrace_common.settings import OptionalAddress, RpcServiceSettings, config
 
 
 class RateLimitSettings(RpcServiceSettings):
@@ -26,9 +26,8 @@ class RateLimitSettings(RpcServiceSettings):
         le=5,
         description="Longest wait for Redis before the local share decides. Seconds.",
     )
-    billing_address: str = Field(
+    billing_address: OptionalAddress = Field(
         "",
-        pattern=r"^([^\s:]+:\d{1,5})?$",
         description="host:port of billing, whose ledger brings budgets back when Redis has lost "
         "them; empty = what is lost is forgotten.",
     )
