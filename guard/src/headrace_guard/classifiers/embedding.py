@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from headrace_guard.classifiers.onnx_runtime import onnxruntime
 from headrace_guard.classifiers.pieces import WordPieces
 
 MODEL_FILE, TOKENIZER_FILE = "model.onnx", "tokenizer.json"
