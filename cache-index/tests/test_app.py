@@ -101,6 +101,23 @@ async def test_while_redis_is_down_nothing_is_acknowledged(
     await eventually(lambda: app.lifecycle.is_ready)
 
 
+async def test_says_once_what_is_wrong_with_redis(
+    own_redis: LocalServer, redis: Redis, parts: Parts, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where it never worked, such as a wrong password: the reason is not to be guessed."""
+    await redis.config_set("requirepass", "secret")
+    try:
+        app = await parts.app()
+        await eventually(lambda: "already authenticated" in caplog.text)
+        assert not app.lifecycle.is_ready
+        failures = app._metrics.store_failures
+        await eventually(lambda: failures._value.get() >= 3)
+        assert caplog.text.count("nothing is acknowledged") == 1
+    finally:
+        await redis.config_set("requirepass", "")
+    await eventually(lambda: app.lifecycle.is_ready)
+
+
 async def test_a_restart_of_the_service_loses_nothing(
     own_redis: LocalServer, redis: Redis, parts: Parts
 ) -> None:

@@ -120,22 +120,25 @@ class CacheIndexApp:
 
     async def _watch_redis(self) -> None:
         # Nothing is awaited on the way out: a cancelled clean-up could hold up the whole stop.
+        last = ""
         while True:
-            is_up = await self._is_redis_up()
+            trouble = await self._redis_trouble()
+            if trouble and trouble != last:
+                _log.warning("Redis: nothing is acknowledged until it answers: %s", trouble)
+            last, is_up = trouble, not trouble
             if is_up != self.lifecycle.is_ready and not self.lifecycle.stopping.is_set():
                 self.lifecycle.set_ready(is_up)
                 await self.rpc.set_ready(is_up)
-                if not is_up:
-                    _log.warning("Redis cannot be reached; nothing is acknowledged until it can")
             await asyncio.sleep(_PING_EVERY_S)
 
-    async def _is_redis_up(self) -> bool:
+    async def _redis_trouble(self) -> str:
+        """Say what is wrong with Redis; empty = nothing."""
         try:
             await self._store.ping()
-        except Unavailable:
+        except Unavailable as error:
             self._metrics.store_failures.inc()
-            return False
-        return True
+            return str(error.__cause__ or error)
+        return ""
 
     async def _sweep(self) -> None:
         # First let the publishers of a restarted index come back.

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import socket
+import struct
 import urllib.error
 import urllib.request
 
@@ -49,3 +51,14 @@ def test_other_paths_say_what_there_is(port) -> None:
     status, text = get(port, "/nothing")
     assert status == 404
     assert "/metrics" in text
+
+
+def test_a_client_that_left_before_its_answer_is_not_worth_a_line(port, capfd) -> None:
+    """A probe that reads only the status line must not fill the log with tracebacks."""
+    linger_not = struct.pack("ii", 1, 0)
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger_not)
+            client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+    assert get(port, "/health")[0] == 200
+    assert capfd.readouterr().err == ""
