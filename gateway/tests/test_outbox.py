@@ -19,8 +19,9 @@ from prometheus_client import CollectorRegistry
 from headrace_common.clock import SystemClock
 from headrace_common.errors import Unavailable
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
-from headrace_gateway.outbox import Outbox, OutboxInUseError
+from headrace_gateway.outbox import Outbox
 from headrace_gateway.outbox_metrics import OutboxMetrics
+from headrace_gateway.outbox_place import OutboxInUseError
 from headrace_gateway.segments import Position, list_segments, segment_path
 from headrace_testing.waiting import eventually
 

@@ -119,6 +119,7 @@ class Gateway:
             settings.billing_address,
             clock,
             OutboxMetrics(self.registry),
+            num_seats=settings.outbox_seats,
         )
         self._state = StateStore(settings.state_location(), clock)
         self._sent_reports = SentReports(self._guard, self.metrics)

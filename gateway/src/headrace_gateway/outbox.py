@@ -19,10 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import itertools
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +35,7 @@ from headrace_common.ids import ulid
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
 from headrace_gateway.outbox_metrics import OutboxMetrics
+from headrace_gateway.outbox_place import OutboxPlace, take_place
 from headrace_gateway.segments import (
     Position,
     SegmentWriter,
@@ -64,10 +63,6 @@ _MAX_GROUP_EVENTS = 1024
 RETRY_S = 0.25
 
 
-class OutboxInUseError(Exception):
-    """Another process writes to the folder."""
-
-
 @dataclass
 class _Entry:
     """An event in the queue and who waits for it."""
@@ -90,6 +85,7 @@ class Outbox:
 
     Args:
         folder: its own; made if absent.
+        num_seats: not 0 = the folder is shared, see `take_place`.
         clock: for the age of segments.
         metrics: see `OutboxMetrics`.
         max_bytes: above this much on disk `is_full` is true.
@@ -103,11 +99,14 @@ class Outbox:
         clock: Clock,
         metrics: OutboxMetrics,
         *,
+        num_seats: int = 0,
         max_bytes: int = DEFAULT_MAX_BYTES,
         segment_bytes: int = SEGMENT_BYTES,
         segment_age_s: float = SEGMENT_AGE_S,
     ) -> None:
+        # Final once started.
         self.folder = folder
+        self._num_seats = num_seats
         self.outbox_id = ""
         # Sequence number of the last event that is safe on disk; 0 = none ever.
         self.durable_seq = 0
@@ -124,7 +123,7 @@ class Outbox:
         self._refused = False
         self._writer: SegmentWriter | None = None
         self._begun_s = 0.0
-        self._lock_fd = -1
+        self._place: OutboxPlace | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="outbox")
         self._committing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -343,8 +342,8 @@ class Outbox:
             writer.close()
 
     def _recover(self) -> list[UsageEvent]:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock()
+        self._place = take_place(self.folder, self._num_seats)
+        self.folder = self._place.folder
         self.outbox_id = self._read_id()
         opened: dict[str, UsageEvent] = {}
         closed: set[str] = set()
@@ -380,19 +379,10 @@ class Outbox:
         replace_file(path, outbox_id.encode())
         return outbox_id
 
-    def _lock(self) -> None:
-        self._lock_fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OutboxInUseError(
-                f"another gateway uses the outbox {self.folder}; give each its own folder"
-            ) from error
-
     def _unlock(self) -> None:
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        if self._place is not None:
+            self._place.release()
+            self._place = None
 
     def _shut(self) -> None:
         self._end_segment()

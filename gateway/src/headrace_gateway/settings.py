@@ -38,6 +38,13 @@ class GatewaySettings(RpcServiceSettings):
     outbox_dir: Path = Field(
         Path("outbox"), description="Folder of this process's usage log; survives restarts."
     )
+    outbox_seats: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="Gateways that may share outbox_dir: each takes the first of the folders 1, 2, "
+        "... in it that no other has. 0 = it is this process's own.",
+    )
     state_url: SecretStr = Field(
         SecretStr(""),
         description="sqlite:////path/state.sqlite3 or postgresql+psycopg://user:password@host/name "

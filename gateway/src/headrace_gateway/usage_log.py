@@ -61,10 +61,11 @@ class UsageLog:
         clock: Clock,
         metrics: OutboxMetrics,
         *,
+        num_seats: int = 0,
         max_bytes: int = DEFAULT_MAX_BYTES,
     ) -> UsageLog:
         """Wire the log to a folder, the broker and billing. None of them needs to be up."""
-        outbox = Outbox(folder, clock, metrics, max_bytes=max_bytes)
+        outbox = Outbox(folder, clock, metrics, num_seats=num_seats, max_bytes=max_bytes)
         ledger = BillingLedger(billing_address)
         sink = KafkaSink(kafka_bootstrap, "headrace-gateway")
         log = cls(outbox, Relay(outbox, sink, ledger, clock, metrics), clock, metrics)
