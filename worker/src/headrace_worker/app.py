@@ -94,7 +94,7 @@ class WorkerApp:
             settings.model_path,
             settings.cache_dir,
             settings.kv_capacity_tokens,
-            settings.num_threads,
+            settings.compute_threads(),
             Rounding[settings.activations.upper()],
             settings.device,
         )

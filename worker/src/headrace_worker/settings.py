@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -17,6 +19,18 @@ def default_cache_dir() -> Path:
     return Path(base) / "headrace" / "prepared"
 
 
+def own_host_name() -> str:
+    """Name this host as far as a worker's name goes."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64] or "worker"
+
+
+def num_own_cores() -> int:
+    """Count the cores that this process may use, where the system tells; else all."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 class WorkerSettings(RpcServiceSettings):
     """Environment of a worker, prefix `HEADRACE_WORKER_`."""
 
@@ -24,9 +38,10 @@ class WorkerSettings(RpcServiceSettings):
     model_config = config(prefix)
 
     worker_id: str = Field(
-        "worker-1",
+        default_factory=own_host_name,
         pattern=r"^[A-Za-z0-9._-]{1,64}$",
-        description="Name of this worker; unique in the fleet, the same after a restart.",
+        description="Name of this worker; unique in the fleet, the same after a restart. Default: "
+        "the host's name, which in a container is the container's or the pod's.",
     )
     model_path: Path = Field(
         description="GGUF file, prepared folder or Hugging Face folder (safetensors)."
@@ -54,10 +69,11 @@ class WorkerSettings(RpcServiceSettings):
     )
     num_threads: int = Field(
         1,
-        ge=1,
+        ge=0,
         le=256,
-        description="Most compute threads. While other workers with the same cache folder compute "
-        "on the same cores, each takes its share of these only.",
+        description="Most compute threads; 0 = one for each core that it may use. While other "
+        "workers with the same cache folder compute on the same cores, each takes its share of "
+        "these only.",
     )
     device: Literal["cpu", "cuda"] = Field(
         "cpu",
@@ -122,6 +138,10 @@ class WorkerSettings(RpcServiceSettings):
         description="Time without a completed step, while work is pending, after which the worker "
         "says STUCK. Seconds.",
     )
+
+    def compute_threads(self) -> int:
+        """Return how many threads compute at most."""
+        return self.num_threads or num_own_cores()
 
 
 class UpstreamSettings(RpcServiceSettings):
