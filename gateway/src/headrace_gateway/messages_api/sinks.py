@@ -149,7 +149,7 @@ class WholeMessage:
                 content.append({**use, "input": parsed_arguments(text)})
                 num_calls += 1
             elif text.strip() or len(self._blocks) == 1:
-                content.append({"type": "text", "text": text, "citations": None})
+                content.append({"type": "text", "text": text})
         return content
 
 
@@ -191,7 +191,7 @@ class StreamedMessage:
             if self._num_blocks and not text.strip():
                 # Space between two calls is no block of its own.
                 return
-            block = {"type": "text", "text": "", "citations": None}
+            block = {"type": "text", "text": ""}
             self._begin_block("text", block)
         self._delta({"type": "text_delta", "text": text})
 
