@@ -191,7 +191,7 @@ async def test_completions_take_texts_and_ids(fleet: GatewayFleet) -> None:
     assert two.usage is not None
     assert two.usage.prompt_tokens == 4
     first, second = fleet.worker.requests[:2]
-    assert {first.request_id[-2:], second.request_id[-2:]} == {".0", ".1"}
+    assert {first.request_id[-2:], second.request_id[-2:]} == {"#0", "#1"}
     assert len(fleet.usage.closed_events()) == 3
 
 

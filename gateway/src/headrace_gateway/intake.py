@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from headrace_common import blocks
 from headrace_common.errors import InvalidRequest
+from headrace_common.ids import job_id
 from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.guard.v1 import guard_pb2
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
@@ -163,9 +164,9 @@ def make_jobs(
     ttft_slo_ms = goals.of(request, principal)
     jobs = []
     for idx, prompt in enumerate(prompts):
-        job_id = request_id if len(prompts) == 1 else f"{request_id}.{idx}"
+        told_id = request_id if len(prompts) == 1 else job_id(request_id, idx)
         pick = PickRequest(
-            request_id=job_id,
+            request_id=told_id,
             model=model.card.model,
             block_hashes=prompt.block_hashes,
             block_size_tokens=model.card.recipe.block_size_tokens or blocks.BLOCK_SIZE_TOKENS,
@@ -176,7 +177,7 @@ def make_jobs(
             session_id=request.session_id,
             ttft_slo_ms=ttft_slo_ms,
         )
-        generate = _generate(job_id, request, model, principal, prompt, seed)
+        generate = _generate(told_id, request, model, principal, prompt, seed)
         if model.card.takes_text:
             del generate.prompt_token_ids[:]
             generate.text.CopyFrom(text_prompt(request, idx, len(prompt.token_ids)))
@@ -205,7 +206,7 @@ def _echo(request: ApiRequest, prompt_idx: int, encoder: PromptEncoder | TextEnc
 
 
 def _generate(
-    job_id: str,
+    told_id: str,
     request: ApiRequest,
     model: ServedModel,
     principal: Principal,
@@ -214,7 +215,7 @@ def _generate(
 ) -> GenerateRequest:
     limits = request.limits
     return GenerateRequest(
-        request_id=job_id,
+        request_id=told_id,
         model=model.card.model,
         prompt_token_ids=prompt.token_ids,
         cache_salt=principal.cache_salt,

@@ -193,6 +193,24 @@ async def test_a_swept_close_takes_the_workers_count(books: Books) -> None:
     assert (await books.read(verify)).ok
 
 
+async def test_a_swept_close_takes_the_counts_of_all_its_prompts(books: Books) -> None:
+    """Workers count each prompt under an id of its own; tries of a batch's line are not prompts."""
+    swept = closed(ending=ENDING_SWEPT, usage=TokenUsage(), amount_nano_usd=0)
+    await books.book(
+        witnessed("req_1#0", usage=TokenUsage(prompt_tokens=10, output_tokens=2)),
+        witnessed("req_1#0", usage=TokenUsage(prompt_tokens=10, output_tokens=5), worker_id="w2"),
+        witnessed("req_1#11", usage=TokenUsage(prompt_tokens=4, output_tokens=1)),
+        witnessed("req_1.1", usage=TokenUsage(prompt_tokens=900, output_tokens=900)),
+        witnessed("req_11#0", usage=TokenUsage(prompt_tokens=900, output_tokens=900)),
+        opened(),
+        swept,
+    )
+    events = await books.read(lambda it: it.execute(select(schema.usage_events.c.payload)).all())
+    counted = TokenUsage(prompt_tokens=14, output_tokens=6)
+    assert any(UsageEvent.FromString(row.payload).usage == counted for row in events)
+    assert (await books.read(verify)).ok
+
+
 async def test_another_amount_of_the_gateway_is_counted_not_booked(books: Books) -> None:
     """The books stay right; the difference is listed."""
     result = await books.book(closed(amount_nano_usd=5))

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, or_, select
 
 from headrace_billing import schema
 from headrace_billing.key_rules import is_clean_text
 from headrace_billing.ledger import CLOSED, best_witness
 from headrace_common.database import insert_new, put
+from headrace_common.ids import jobs_prefix, request_of
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import ENDING_SWEPT, UsageEvent, WorkerUsage
 
@@ -89,11 +90,12 @@ def witnesses_of(
     if not wanted:
         return {}
     table, found = schema.worker_usage, dict[str, list[WorkerUsage]]()
-    rows = connection.execute(
-        select(table.c.request_id, table.c.payload).where(table.c.request_id.in_(wanted))
-    )
-    for row in rows:
-        found.setdefault(row.request_id, []).append(WorkerUsage.FromString(row.payload))
+    told = table.c.request_id
+    of_jobs = [told.startswith(jobs_prefix(it), autoescape=True) for it in wanted]
+    query = select(told, table.c.payload).where(or_(told.in_(wanted), *of_jobs))
+    for row in connection.execute(query):
+        usage = WorkerUsage.FromString(row.payload)
+        found.setdefault(request_of(row.request_id), []).append(usage)
     return {request_id: best_witness(usages) for request_id, usages in found.items()}
 
 

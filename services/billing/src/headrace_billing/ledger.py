@@ -173,13 +173,25 @@ def correction(booked: UsageEvent, late: UsageEvent) -> UsageEvent:
 
 
 def best_witness(usages: Iterable[WorkerUsage]) -> TokenUsage | None:
-    """Return the fullest of the workers' counts; counts are cumulative over resumes."""
-    best = max(
-        usages,
-        key=lambda it: (it.usage.output_tokens, it.usage.prompt_tokens, it.occurred_unix_us),
-        default=None,
-    )
-    return best.usage if best is not None else None
+    """Return what the workers counted for one request.
+
+    Of each of its prompts the fullest count, as counts are cumulative over resumes.
+    """
+    best: dict[str, WorkerUsage] = {}
+    for usage in usages:
+        known = best.setdefault(usage.request_id, usage)
+        best[usage.request_id] = max(known, usage, key=_fullness)
+    if len(best) <= 1:
+        return next((it.usage for it in best.values()), None)
+    total = TokenUsage()
+    for it in best.values():
+        for counted, value in it.usage.ListFields():
+            setattr(total, counted.name, getattr(total, counted.name) + value)
+    return total
+
+
+def _fullness(it: WorkerUsage) -> tuple[int, int, int]:
+    return it.usage.output_tokens, it.usage.prompt_tokens, it.occurred_unix_us
 
 
 def swept(opened: UsageEvent, now_unix_us: int) -> UsageEvent:

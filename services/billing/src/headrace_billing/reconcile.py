@@ -10,7 +10,7 @@ from typing import Protocol
 
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, or_, select
 
 from headrace_billing import schema
 from headrace_billing.deliveries import EventKey, parse
@@ -18,6 +18,7 @@ from headrace_billing.desk import Desk
 from headrace_billing.ledger import CLOSED, best_witness
 from headrace_billing.usage_store import find_missing
 from headrace_common import kafka_client
+from headrace_common.ids import jobs_prefix, request_of
 from headrace_contracts.billing.v1 import billing_pb2 as pb
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent, WorkerUsage
 
@@ -124,10 +125,9 @@ async def _missing(desk: Desk, keys: Sequence[EventKey]) -> list[EventKey]:
 async def _compare_witnesses(desk: Desk, answer: pb.ReconcileResponse) -> None:
     low = ""
     while True:
-        piece = await desk.read(partial(_witnesses, after=low))
+        piece, low = await desk.read(partial(_witnesses, after=low))
         if not piece:
             return
-        low = max(piece)
         booked = await desk.read(partial(_booked, ids=list(piece)))
         for request_id, witnesses in piece.items():
             answer.num_witnessed += 1
@@ -155,16 +155,23 @@ def _compare_one(
     )
 
 
-def _witnesses(connection: Connection, after: str) -> dict[str, list[WorkerUsage]]:
+def _witnesses(connection: Connection, after: str) -> tuple[dict[str, list[WorkerUsage]], str]:
+    """Return the workers' counts of the next requests, all of each, and the last id among them."""
     table, found = schema.worker_usage, dict[str, list[WorkerUsage]]()
-    ids = select(table.c.request_id).where(table.c.request_id > after).distinct()
-    wanted = list(
-        connection.execute(ids.order_by(table.c.request_id).limit(_PIECE_REQUESTS)).scalars()
-    )
-    query = select(table.c.request_id, table.c.payload).where(table.c.request_id.in_(wanted))
+    told = table.c.request_id
+    next_ids = select(told).where(told > after).distinct().order_by(told).limit(_PIECE_REQUESTS)
+    wanted = list(connection.execute(next_ids).scalars())
+    if not wanted:
+        return found, after
+    # The rest of a request whose prompts the piece's end parts.
+    rest = told.startswith(jobs_prefix(request_of(wanted[-1])), autoescape=True)
+    query = select(told, table.c.payload).where(or_(told.in_(wanted), rest)).order_by(told)
+    last = after
     for row in connection.execute(query):
-        found.setdefault(row.request_id, []).append(WorkerUsage.FromString(row.payload))
-    return found
+        last = row.request_id
+        usage = WorkerUsage.FromString(row.payload)
+        found.setdefault(request_of(last), []).append(usage)
+    return found, last
 
 
 def _booked(connection: Connection, ids: Sequence[str]) -> dict[str, list[UsageEvent]]:

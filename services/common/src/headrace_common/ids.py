@@ -21,6 +21,8 @@ _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 # Two characters at a time.
 _PAIRS = [high + low for high in _CROCKFORD for low in _CROCKFORD]
 _SHIFTS = tuple(range(120, -1, -10))
+# Not the point: tries of a batch's line have ids with one, and are requests of their own.
+_JOB = "#"
 _SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}\Z")
 
 
@@ -37,6 +39,21 @@ def _ulid(unix_ms: int, low_bits: int) -> str:
 def new_request_id(clock: Clock) -> RequestId:
     """Return a fresh request id, `req_` and a ULID."""
     return RequestId("req_" + ulid(clock))
+
+
+def job_id(request_id: str, idx: int) -> str:
+    """Return the id under which one of several prompts of a request goes to router and workers."""
+    return f"{request_id}{_JOB}{idx}"
+
+
+def request_of(told_id: str) -> str:
+    """Return the request's id out of the one that a router or worker was told."""
+    return told_id.partition(_JOB)[0]
+
+
+def jobs_prefix(request_id: str) -> str:
+    """Return what the ids of a request's several prompts begin with."""
+    return request_id + _JOB
 
 
 def first_request_id(unix_us: int) -> RequestId:

@@ -1,0 +1,58 @@
+"""What the workers counted is looked up in the books."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from headrace_billing import reconcile as module
+from headrace_billing.bookkeeper import Bookkeeper
+from headrace_billing.changes import ChangeFeed
+from headrace_billing.deliveries import Delivery
+from headrace_billing.desk import Desk
+from headrace_billing.reconcile import reconcile
+from headrace_billing.store import Database
+from headrace_common.clock import SystemClock
+from headrace_contracts.types.v1.types_pb2 import TokenUsage
+from headrace_contracts.usage.v1.usage_pb2 import UsageEvent, WorkerUsage
+from headrace_testing.usage_events import closed, opened, witnessed
+
+
+class EmptyLog:
+    """A log that was trimmed."""
+
+    async def batches(self) -> AsyncIterator[Sequence[bytes]]:
+        """Yield nothing."""
+        for values in ():
+            yield values
+
+
+async def book(database: Database, *messages: UsageEvent | WorkerUsage) -> None:
+    batch = [
+        Delivery(
+            "usage" if isinstance(it, UsageEvent) else "workers", 0, idx, it.SerializeToString()
+        )
+        for idx, it in enumerate(messages)
+    ]
+    await database.write(lambda it: Bookkeeper("workers").book_batch(it, batch, 1))
+
+
+@pytest.mark.parametrize("piece", [1, 2, 1000])
+async def test_prompts_of_one_request_are_looked_up_together(
+    database: Database, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    """Their counts are summed, however many are read at once; work nobody booked is found."""
+    desk = Desk(database, ChangeFeed(database), SystemClock())
+    monkeypatch.setattr(module, "_PIECE_REQUESTS", piece)
+    few = TokenUsage(prompt_tokens=10, output_tokens=5)
+    both = TokenUsage(prompt_tokens=20, output_tokens=10)
+    for number in (1, 2):
+        request_id = f"req_{number}"
+        await book(database, opened(request_id), closed(request_id, usage=both))
+        await book(database, *(witnessed(f"{request_id}#{idx}", usage=few) for idx in (0, 1)))
+    right = await reconcile(desk, EmptyLog())
+    assert (right.ok, right.num_witnessed, list(right.problems)) == (True, 2, [])
+    await book(database, witnessed("req_3#1"), witnessed("req_2#2", usage=few))
+    wrong = await reconcile(desk, EmptyLog())
+    assert (wrong.ok, wrong.num_witness_missing, wrong.num_witness_differs) == (False, 1, 1)
