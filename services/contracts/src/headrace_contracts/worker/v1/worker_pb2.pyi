@@ -113,7 +113,7 @@ class GenerateRequest(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     CLIENT_SEED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The public request id; one id through all services."""
+    """The public request id; one id through all services. Of several prompts each has `<id>#<index>`."""
     model: _builtins.str
     """Served model name; NOT_FOUND if this worker does not serve it."""
     adapter: _builtins.str
