@@ -28,8 +28,12 @@ def test_idling_saves_nothing_up() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """Any number of tenants may pass by."""
+    """Any number of tenants may pass by, through the queue or past it."""
     counters = VirtualCounters(output_weight=2.0, slack_tokens=0)
     for number in range(25_000):
         counters.arrive(f"t{number}", [])
-    assert len(counters._served) <= 10_001
+        assert len(counters._served) <= 10_000
+    for number in range(25_000):
+        counters.charge(f"u{number}", prompt_tokens=number)
+        assert len(counters._served) <= 10_000
+    assert counters.ranks(["u24999", "new"])["u24999"] == 24_999

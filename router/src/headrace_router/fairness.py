@@ -38,15 +38,12 @@ class VirtualCounters:
             waiting: the other tenants with waiting requests.
         """
         least = min((self._served.get(one, 0.0) for one in waiting), default=0.0)
-        self._served[tenant_id] = max(self._served.get(tenant_id, 0.0), least)
-        if len(self._served) > _MAX_TENANTS:
-            keep = sorted(self._served.items(), key=lambda item: item[1])[_MAX_TENANTS // 2 :]
-            self._served = dict(keep)
+        self._note(tenant_id, max(self._served.get(tenant_id, 0.0), least))
 
     def charge(self, tenant_id: str, *, prompt_tokens: int = 0, output_tokens: int = 0) -> None:
         """Count service given."""
         amount = prompt_tokens + self._output_weight * output_tokens
-        self._served[tenant_id] = self._served.get(tenant_id, 0.0) + amount
+        self._note(tenant_id, self._served.get(tenant_id, 0.0) + amount)
 
     def ranks(self, waiting: Collection[str]) -> dict[str, float]:
         """Rank tenants: 0 for all about as little served as the least, else how much more."""
@@ -56,3 +53,9 @@ class VirtualCounters:
             tenant: 0.0 if amount - least <= self._slack_tokens else amount - least
             for tenant, amount in served.items()
         }
+
+    def _note(self, tenant_id: str, served: float) -> None:
+        self._served[tenant_id] = served
+        if len(self._served) > _MAX_TENANTS:
+            keep = sorted(self._served.items(), key=lambda item: item[1])[_MAX_TENANTS // 2 :]
+            self._served = dict(keep)
