@@ -17,7 +17,6 @@ from headrace_contracts.worker.v1.worker_pb2 import (
 )
 from headrace_router.filters import broken, excluded, fresh, reachable, role, room, state
 from headrace_router.filters.unavailable import unavailable
-from headrace_router.load_guard import Load
 from headrace_router.replicas import MAX_REPORT_AGE_S, Replica
 
 KEY = ReplicaKey("w", 2)
@@ -75,11 +74,10 @@ def test_a_prefill_worker_gets_no_requests(replica: Replica) -> None:
 
 def test_a_full_replica_has_no_room(replica: Replica) -> None:
     """By requests; a worker that tells no bound has room always."""
-    load = Load(backlog_tokens=0, tokens=10, num_requests=4, kv_tokens=10)
-    assert room.reason(replica, load) == ""
+    assert room.reason(replica, 4) == ""
     replica.report = LoadReport(max_requests=4)
-    assert room.reason(replica, load) == "no_room"
-    assert room.reason(replica, load._replace(num_requests=3)) == ""
+    assert room.reason(replica, 4) == "no_room"
+    assert room.reason(replica, 3) == ""
 
 
 def test_an_open_breaker_forbids() -> None:

@@ -64,6 +64,15 @@ def test_a_long_queue_of_prompts_is_passed_by(pool, ask) -> None:
     assert pair(pool, ask(prompt_tokens=1000))[0] is None
 
 
+def test_a_full_prefill_replica_is_passed_by(pool, ask) -> None:
+    """It would refuse the prompt, however little it has to compute."""
+    pool.report(D, num_running=2)
+    pool.report(P, num_running=4, max_requests=4)
+    assert pair(pool, ask(prompt_tokens=1000))[0] is None
+    pool.report(P, num_running=3, max_requests=4)
+    assert pair(pool, ask(prompt_tokens=1000))[0] is not None
+
+
 def test_only_replicas_with_the_same_model_and_a_clean_bill_pair(pool, ask) -> None:
     """Another size of KV, or gone: no pair."""
     pool.report(D, num_running=2)

@@ -126,7 +126,7 @@ class Gatherer:
         ):
             return known
         load = self._loads.load(replica.key, replica.report if is_fresh else None)
-        filtered_by = unavailable(replica, now_s) or room.reason(replica, load)
+        filtered_by = unavailable(replica, now_s) or room.reason(replica, load.num_requests)
         fresh = _Standing(replica.report, account, revision, version, is_fresh, load, filtered_by)
         self._standings[replica.key] = fresh
         return fresh

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from headrace_common.kv_index import ReplicaKey
 from headrace_router.candidate import Candidate, Query
+from headrace_router.filters import room
 from headrace_router.filters.role import ROLE
 from headrace_router.load_guard import LoadGuard
 from headrace_router.replicas import Replica
@@ -53,8 +54,9 @@ def find_pair(
         candidates: all that serve the model.
         rules: the knobs.
     """
-    # That filter is the last: whom it drops nothing else is wrong with.
+    # The last of the filters that look at a replica alone: only room is left to look at.
     pool = [one for one in candidates if one.filtered_by == ROLE]
+    pool = [one for one in pool if not room.reason(one.replica, one.num_requests)]
     card = _card(chosen.replica, query.model)
     pool = [one for one in pool if _card(one.replica, query.model) == card]
     if not pool or card is None:

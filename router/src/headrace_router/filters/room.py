@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace_router.load_guard import Load
 from headrace_router.replicas import Replica
 
 NO_ROOM: Final = "no_room"
 
 
-def reason(replica: Replica, load: Load) -> str:
+def reason(replica: Replica, num_requests: int) -> str:
     """Name what forbids the replica; empty = nothing."""
     max_requests = replica.report.max_requests
-    return NO_ROOM if max_requests and load.num_requests >= max_requests else ""
+    return NO_ROOM if max_requests and num_requests >= max_requests else ""
