@@ -150,6 +150,56 @@ async def test_a_new_life_of_the_worker_is_another_replica(fed: Fed) -> None:
     assert await fed.store.num_blocks(MODEL, W1) == 0
 
 
+async def test_a_busy_engine_keeps_its_lease_and_a_new_life_is_noticed(fed: Fed) -> None:
+    """Messages that change nothing and never stop must not keep the feed from looking up."""
+    engine = await fed.start()
+    await engine.publish(blocks(0, 2))
+    await eventually(lambda: fed.holds(2))
+
+    async def chatter() -> None:
+        while True:
+            await engine.publish(removed([99]))
+            await asyncio.sleep(0.02)
+
+    busy = asyncio.create_task(chatter())
+    try:
+        lease_ms = (await fed.store.registry())["w1"].lease_unix_ms
+
+        async def is_prolonged() -> bool:
+            return (await fed.store.registry())["w1"].lease_unix_ms > lease_ms + 500
+
+        await eventually(is_prolonged)
+        fed.worker.worker.incarnation = 2
+        await eventually(lambda: fed.holds(2, ReplicaKey("w1", 2)))
+    finally:
+        await cancel_and_wait(busy)
+
+
+async def test_an_engine_takes_no_more_than_its_share_of_the_index(redis) -> None:
+    """The oldest blocks make room; writing it whole again does not exceed the share either."""
+    limits = StoreLimits(lease_s=5, blocks_ttl_s=60, max_stream_len=1000, max_total_blocks=4)
+    store = Store(redis, IndexKeys(), limits)
+    async with AsyncExitStack() as stack:
+        fed = Fed(store, stack)
+        engine = await fed.start()
+        await fed.listens()
+        await engine.publish(blocks(0, 4))
+        await eventually(lambda: fed.holds(4))
+        await engine.publish(blocks(4, 1))
+
+        async def holds_the_newest() -> bool:
+            gpu = (await store.membership(MODEL, W1, HASHES))[0]
+            return gpu == [False, False, True, True, True, False, False, False]
+
+        await eventually(holds_the_newest)
+        await engine.publish(removed([5]))
+        await eventually(lambda: _holds_total(store, 2))
+
+
+async def _holds_total(store: Store, count: int) -> bool:
+    return await store.num_blocks(MODEL, W1) == count
+
+
 async def test_lost_data_of_redis_is_written_again(fed: Fed, redis) -> None:
     """At the next renewal of the lease, without anything new from the engine."""
     engine = await fed.start()

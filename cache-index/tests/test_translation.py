@@ -115,6 +115,8 @@ def test_undeclared_windows_are_no_affinity() -> None:
     engine.tell(stored([1], TOKENS[:16]))
     assert engine.tell(stored([1], TOKENS[:16], group_idx=1, kv_cache_spec_kind="mamba")) == {}
     assert engine.translator.is_refused
+    assert engine.tell(stored([2], TOKENS[:16])) == {}
+    assert engine.translator.num_blocks() == 0
 
 
 def test_memory_is_bounded() -> None:

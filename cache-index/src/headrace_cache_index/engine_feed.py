@@ -10,10 +10,11 @@ While Redis is away the state is kept here and written whole afterwards.
 from __future__ import annotations
 
 import logging
+import time
 
 from headrace_cache_index.engine_events import decode_batch
 from headrace_cache_index.engines_file import EngineEntry
-from headrace_cache_index.events import Change
+from headrace_cache_index.events import KEPT_RATIO, Change
 from headrace_cache_index.metrics import CacheIndexMetrics
 from headrace_cache_index.outcome import Outcome, Status
 from headrace_cache_index.recipe import check_recipe
@@ -70,14 +71,18 @@ class EngineFeed:
             self._metrics.engines.inc()
             try:
                 await life.start_over()
+                renewed_at_s = time.monotonic()
                 while True:
-                    message = await source.receive(self._renew_every_s)
+                    left_s = renewed_at_s + self._renew_every_s - time.monotonic()
+                    message = await source.receive(max(0.0, left_s))
                     if message is not None:
                         await life.take(message)
-                        continue
-                    await life.renew()
-                    if (await self._describe())[0] != replica:
-                        return
+                    # A busy engine never falls silent.
+                    if time.monotonic() >= renewed_at_s + self._renew_every_s:
+                        renewed_at_s = time.monotonic()
+                        await life.renew()
+                        if (await self._describe())[0] != replica:
+                            return
             finally:
                 self._metrics.engines.dec()
 
@@ -193,9 +198,12 @@ class _Life:
         try:
             known = await self._store.register(self._publisher)
             self._check(known)
+            limit = await self._store.limit_blocks(self._publisher)
+            if self._translator.num_told() > limit:
+                self._translator.shrink(int(limit * KEPT_RATIO))
             whole = self._translator.snapshot(max(known.seq, self._seq) + 1)
-            self._check(await self._store.replace(self._publisher, whole))
             self._is_behind = False
+            self._check(await self._store.replace(self._publisher, whole))
         except Unavailable:
             self._metrics.store_failures.inc()
             self._is_behind = True

@@ -30,7 +30,7 @@ from headrace_contracts.cache_index.v1.cache_index_pb2 import (
 )
 
 # What is kept of a snapshot that is too large: the rest is room for what comes next.
-_KEPT_RATIO = 0.75
+KEPT_RATIO = 0.75
 # A publisher that leaves a request unanswered for this long is asked again, for a snapshot.
 PATIENCE_S = 2.0
 
@@ -76,7 +76,7 @@ class _Assembly:
     def finish(self, limit_blocks: int) -> Replacement:
         whole = Replacement(self.seq)
         is_over = len(self.blocks) > limit_blocks
-        kept = int(limit_blocks * _KEPT_RATIO) if is_over else len(self.blocks)
+        kept = int(limit_blocks * KEPT_RATIO) if is_over else len(self.blocks)
         for tier, one in islice(self.blocks, kept):
             whole.blocks.setdefault(tier, set()).add(one)
         return whole

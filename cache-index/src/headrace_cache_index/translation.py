@@ -11,6 +11,7 @@ block counts while all groups hold it.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -53,7 +54,7 @@ class Translator:
     ) -> None:
         self._fingerprint, self._block_size = fingerprint, block_size
         self._capacity_blocks, self._windows_declared = capacity_blocks, windows_declared
-        self._blocks: dict[EngineHash, _Block] = {}
+        self._blocks: OrderedDict[EngineHash, _Block] = OrderedDict()
         self._groups: set[int] = {0}
         # What the index was last told.
         self._told: dict[Tier, set[bytes]] = {tier: set() for tier in TIERS}
@@ -76,7 +77,9 @@ class Translator:
                     touched |= self._remove(event)
         gone = self._make_room()
         if self.is_refused:
-            touched = set(self._blocks)
+            # Nothing of this engine is indexed any more, so nothing of it need be known.
+            gone += self._blocks.values()
+            self._blocks.clear()
         for name in touched & self._blocks.keys():
             block = self._blocks[name]
             self._tell(block, change)
@@ -98,9 +101,22 @@ class Translator:
         """Count the engine's blocks that are known."""
         return len(self._blocks)
 
+    def num_told(self) -> int:
+        """Count the blocks that the index should hold."""
+        return sum(map(len, self._told.values()))
+
+    def shrink(self, num_blocks: int) -> None:
+        """Give up the oldest blocks until the index should hold *num_blocks* at most."""
+        change = Change(0)
+        while self._blocks and self.num_told() > num_blocks:
+            self._tell(self._give_up(), change)
+
     def _store(self, event: EngineStored) -> set[EngineHash]:
         if event.is_windowed and not self._windows_declared:
             self.is_refused = True
+        if self.is_refused:
+            self.num_left_out += len(event.hashes)
+            return set()
         fresh_group = event.group not in self._groups
         self._groups.add(event.group)
         touched = set(self._blocks) if fresh_group else set[EngineHash]()
@@ -116,8 +132,8 @@ class Translator:
                 self.num_left_out += 1
                 continue
             # Moves it to the end: the oldest is given up first.
-            self._blocks.pop(name, None)
             self._blocks[name] = block
+            self._blocks.move_to_end(name)
             block.groups.setdefault(event.tier, set()).add(event.group)
             touched.add(name)
         return touched
@@ -151,10 +167,13 @@ class Translator:
     def _make_room(self) -> list[_Block]:
         gone = []
         while len(self._blocks) > self._capacity_blocks:
-            block = self._blocks.pop(next(iter(self._blocks)))
-            block.groups.clear()
-            gone.append(block)
+            gone.append(self._give_up())
         return gone
+
+    def _give_up(self) -> _Block:
+        _, block = self._blocks.popitem(last=False)
+        block.groups.clear()
+        return block
 
     def _tell(self, block: _Block, change: Change) -> None:
         for tier in TIERS:
