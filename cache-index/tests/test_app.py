@@ -1,10 +1,14 @@
 """The running service with a publisher that behaves as workers do."""
 
 import asyncio
+import os
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
@@ -190,3 +194,18 @@ async def test_stopping_is_prompt_while_redis_is_down(own_redis: LocalServer, pa
     await eventually(lambda: not app.lifecycle.is_ready)
     async with asyncio.timeout(5):
         await app.stop()
+
+
+def test_a_wrong_engines_file_is_told_as_a_wrong_setting(tmp_path: Path) -> None:
+    """In a sentence, with the code that says that another try is no use."""
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace_cache_index"],
+        env={**os.environ, "HEADRACE_CACHE_INDEX_ENGINES_FILE": str(tmp_path / "none.toml")},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 2
+    assert "cache-index: engines file" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -5,8 +5,8 @@ from __future__ import annotations
 from headrace_cache_index.app import CacheIndexApp
 from headrace_cache_index.settings import CacheIndexSettings
 from headrace_common.clock import SystemClock
-from headrace_common.lifecycle import run, serve
-from headrace_common.telemetry import Telemetry, TelemetrySettings
+from headrace_common.lifecycle import serve
+from headrace_common.service_process import run_service
 
 
 async def _serve(settings: CacheIndexSettings) -> None:
@@ -16,15 +16,7 @@ async def _serve(settings: CacheIndexSettings) -> None:
 
 def main() -> None:
     """Run the cache index until SIGTERM."""
-    settings = CacheIndexSettings.load_or_exit()
-    telemetry = Telemetry("cache-index", TelemetrySettings.load_or_exit())
-    settings.log_values()
-    try:
-        run(_serve(settings))
-    except OSError as error:
-        raise SystemExit(f"cache-index: {error}") from error
-    finally:
-        telemetry.shutdown()
+    run_service("cache-index", CacheIndexSettings.load_or_exit(), _serve)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 
-from headrace_common.lifecycle import Lifecycle, run
-from headrace_common.telemetry import Telemetry, TelemetrySettings
+from headrace_common.lifecycle import Lifecycle
+from headrace_common.service_process import run_service
 from headrace_gateway.app import Gateway
 from headrace_gateway.settings import GatewaySettings
 
@@ -23,16 +22,7 @@ async def _serve(settings: GatewaySettings) -> None:
 
 def main() -> None:
     """Load settings, start telemetry, serve until SIGTERM or SIGINT."""
-    settings = GatewaySettings.load_or_exit()
-    telemetry = Telemetry("gateway", TelemetrySettings.load_or_exit())
-    settings.log_values()
-    try:
-        run(_serve(settings))
-    except (OSError, ValueError) as error:
-        sys.stderr.write(f"gateway: {error}\n")
-        raise SystemExit(1) from error
-    finally:
-        telemetry.shutdown()
+    run_service("gateway", GatewaySettings.load_or_exit(), _serve, failures=(ValueError,))
 
 
 if __name__ == "__main__":

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from pathlib import Path
 
-from headrace_common.lifecycle import run
-from headrace_common.telemetry import Telemetry, TelemetrySettings
+from headrace_common.service_process import run_service
 from headrace_guard.policy import PolicyError, load_policies
 from headrace_guard.server import serve_guard
 from headrace_guard.settings import GuardSettings
 
-_log = logging.getLogger(__name__)
 _PACKAGED = "packaged"
 
 
@@ -43,17 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     if wanted is not None:
         raise SystemExit(check_config(None if wanted == _PACKAGED else Path(wanted)))
     settings = GuardSettings.load_or_exit()
-    telemetry = Telemetry("guard", TelemetrySettings.load_or_exit())
-    settings.log_values()
-    try:
-        run(serve_guard(settings))
-    except PolicyError as error:
-        _log.error("policies: %s", error)
-        raise SystemExit(2) from error
-    except OSError as error:
-        raise SystemExit(f"guard: {error}") from error
-    finally:
-        telemetry.shutdown()
+    run_service("guard", settings, serve_guard, mistakes=(PolicyError,))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from headrace_common.clock import SystemClock
-from headrace_common.lifecycle import run, serve
+from headrace_common.lifecycle import serve
+from headrace_common.service_process import run_service
 from headrace_common.settings import SettingsError
-from headrace_common.telemetry import Telemetry, TelemetrySettings
 from headrace_router.app import RouterApp
 from headrace_router.policy_file import load_policy_file
 from headrace_router.settings import RouterSettings
@@ -34,18 +34,7 @@ def main() -> None:
         sys.stderr.write(f"headrace-router: {error}\n")
         raise SystemExit(2) from error
     if check is None:
-        _run(settings)
-
-
-def _run(settings: RouterSettings) -> None:
-    telemetry = Telemetry("router", TelemetrySettings.load_or_exit())
-    settings.log_values()
-    try:
-        run(_serve(settings))
-    except OSError as error:
-        raise SystemExit(f"router: {error}") from error
-    finally:
-        telemetry.shutdown()
+        run_service("router", settings, _serve)
 
 
 if __name__ == "__main__":

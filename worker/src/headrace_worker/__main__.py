@@ -9,9 +9,8 @@ import threading
 
 from headrace_common.clock import SystemClock
 from headrace_common.errors import HeadraceError
-from headrace_common.lifecycle import run
 from headrace_common.metrics import new_registry
-from headrace_common.telemetry import Telemetry, TelemetrySettings
+from headrace_common.service_process import run_service
 from headrace_worker.app import LOAD_THREAD, serve
 from headrace_worker.engine.engine import ENGINE_THREAD
 from headrace_worker.engine.token_table import UnknownTokenizer
@@ -21,17 +20,12 @@ from headrace_worker.settings import WorkerSettings
 def main() -> None:
     """Run until told to stop; exit code 0 = drained, 1 = could not start, 2 = bad settings."""
     settings = WorkerSettings.load_or_exit()
-    telemetry = Telemetry("worker", TelemetrySettings.load_or_exit())
-    settings.log_values()
-    try:
-        run(serve(settings, SystemClock(), new_registry()))
-    except HeadraceError as error:
-        sys.exit(f"worker: {error.public_message}")
-    except (UnknownTokenizer, OSError) as error:
-        sys.exit(f"worker: {error}")
-    finally:
-        telemetry.shutdown()
+    run_service("worker", settings, _serve, failures=(HeadraceError, UnknownTokenizer))
     leave()
+
+
+async def _serve(settings: WorkerSettings) -> None:
+    await serve(settings, SystemClock(), new_registry())
 
 
 def leave() -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 from headrace_billing.price_file import PACKAGED, PriceFileError, load_prices
 from headrace_billing.server import BillingServer
 from headrace_billing.settings import BillingSettings
-from headrace_common.lifecycle import Lifecycle, run
+from headrace_common.lifecycle import Lifecycle
 from headrace_common.metrics import ObservabilityServer, new_registry
+from headrace_common.service_process import run_service
 from headrace_common.settings import split_address
-from headrace_common.telemetry import Telemetry, TelemetrySettings
 
 _log = logging.getLogger(__name__)
 
@@ -29,15 +29,7 @@ def main() -> None:
         _check_config(arguments.check_config)
         return
     settings = BillingSettings.load_or_exit()
-    telemetry = Telemetry("billing", TelemetrySettings.load_or_exit())
-    settings.log_values()
-    try:
-        run(_serve(settings))
-    except (PriceFileError, ValueError, OSError) as error:
-        sys.stderr.write(f"billing: {error}\n")
-        raise SystemExit(2) from error
-    finally:
-        telemetry.shutdown()
+    run_service("billing", settings, _serve, mistakes=(PriceFileError, ValueError))
 
 
 async def _serve(settings: BillingSettings) -> None:

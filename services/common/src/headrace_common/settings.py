@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 _log = logging.getLogger(__name__)
+EXIT_BAD_SETTINGS = 2
 _MAX_PORT = 65_535
 # In redis://user:password@host and the like.
 _PASSWORD = re.compile(r"(://[^/@\s:]*:)[^/@\s]*@")
@@ -57,7 +58,7 @@ class ServiceSettings(BaseSettings):
             return cls.load(**overrides)
         except SettingsError as error:
             sys.stderr.write(f"{cls.prefix.rstrip('_').lower()}: {error}\n")
-            raise SystemExit(2) from error
+            raise SystemExit(EXIT_BAD_SETTINGS) from error
 
     def log_values(self) -> None:
         """Log every value once; secrets stay hidden, passwords in URLs too."""

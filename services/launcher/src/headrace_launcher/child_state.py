@@ -6,7 +6,8 @@ import signal
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-EXIT_BAD_SETTINGS = 2  # see ServiceSettings.load_or_exit
+from headrace_common.settings import EXIT_BAD_SETTINGS
+
 _FIRST_DELAY_S = 0.2
 _MAX_DELAY_S = 5.0
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from headrace_common.clock import SystemClock
-from headrace_common.lifecycle import run
 from headrace_common.metrics import new_registry
-from headrace_common.settings import SettingsError
-from headrace_common.telemetry import Telemetry, TelemetrySettings
+from headrace_common.service_process import run_service
 from headrace_worker.settings import UpstreamSettings
 from headrace_worker.upstream.app import serve_upstream
 
@@ -34,15 +31,11 @@ def main() -> None:
         parser.add_argument(f"--{option.replace('_', '-')}", help=text)
     args = vars(parser.parse_args())
     given = {_OPTIONS[name][0]: value for name, value in args.items() if value is not None}
-    settings = UpstreamSettings.load_or_exit(**given)
-    telemetry = Telemetry("worker", TelemetrySettings.load_or_exit())
-    settings.log_values()
-    try:
-        run(serve_upstream(settings, SystemClock(), new_registry()))
-    except (SettingsError, OSError) as error:
-        sys.exit(f"upstream: {error}")
-    finally:
-        telemetry.shutdown()
+    run_service("worker", UpstreamSettings.load_or_exit(**given), _serve)
+
+
+async def _serve(settings: UpstreamSettings) -> None:
+    await serve_upstream(settings, SystemClock(), new_registry())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,40 @@
+"""What the end of a service's process says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+from headrace_common.service_process import run_service
+from headrace_common.settings import ServiceSettings, SettingsError
+
+class Broken(Exception):
+    pass
+
+async def serve(settings):
+    {body}
+
+run_service("pump", ServiceSettings(), serve, mistakes=(KeyError,), failures=(Broken,))
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("pass", 0),
+        ("raise SettingsError('in its file')", 2),
+        ("raise KeyError('in its file')", 2),
+        ("raise OSError('in its file')", 1),
+        ("raise Broken('in its file')", 1),
+    ],
+)
+def test_the_exit_code_says_whether_to_try_again(body: str, code: int) -> None:
+    """And standard error why, in a line without a traceback."""
+    program = [sys.executable, "-c", PROGRAM.format(body=body)]
+    done = subprocess.run(program, check=False, capture_output=True, text=True, timeout=30)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert ("pump: " in done.stderr and "in its file" in done.stderr) is bool(code)
