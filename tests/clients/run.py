@@ -43,6 +43,7 @@ CLIENTS = (
     Client("llm", ("llm",), "llm_command.py"),
     Client("llm-comply", ("llm-comply",), "comply.py"),
     Client("compatcanary", (), "canary.py"),
+    Client("node", (), "node_sdks.py"),
     Client("schemathesis", ("schemathesis>=4",), "fuzz_openapi.py"),
 )
 
