@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator
 
 import pytest
 
+from headrace_common import session
 from headrace_common.errors import (
     BY_REASON,
     Deadline,
@@ -309,6 +311,34 @@ async def test_a_caller_that_gives_up_does_not_end_the_connecting_of_others(peer
     await asyncio.sleep(0)
     leaving.cancel()
     assert (await waiting).verdict.reason == "x"
+
+
+async def test_only_the_first_callers_wait_for_a_peer_that_does_not_answer(monkeypatch) -> None:
+    """Tries go on behind their backs, and the first that succeeds opens the door."""
+    monkeypatch.setattr(session, "_CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(session, "_UNREACHABLE_S", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        client = SessionClient(address)
+        for wait in (True, False, False):
+            began_s = time.monotonic()
+            with pytest.raises(ReplicaLost):
+                await client.unary(UNARY, ask("echo:x"), timeout_s=30)
+            assert (time.monotonic() - began_s >= 0.2) is wait
+            await asyncio.sleep(0.02)
+    server = RpcServer(address, [(GUARD, EchoGuard())])
+    await server.start()
+
+    async def answers() -> bool:
+        try:
+            answer = await client.unary(UNARY, ask("echo:x"), timeout_s=30)
+        except ReplicaLost:
+            return False
+        return answer.verdict.reason == "x"
+
+    await eventually(answers)
+    await client.close()
+    await server.stop(0)
 
 
 async def test_closing_ends_a_try_to_connect_and_those_who_wait_for_it() -> None:

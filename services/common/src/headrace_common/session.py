@@ -325,6 +325,9 @@ class SessionClient:
         # The try to connect that is under way. All who want to call wait for the same one.
         self._trying: asyncio.Task[_ClientStream] | None = None
         self._unreachable_until_s = 0.0
+        # The last try got no answer in time (a frozen peer, a cut network): tries go on, and nobody
+        # waits for one before one succeeded.
+        self._is_silent = False
 
     async def start(
         self,
@@ -343,7 +346,8 @@ class SessionClient:
             timeout_s: for the whole call, connecting included; None = no deadline.
 
         Raises:
-            ReplicaLost: the peer refuses connections, or did not answer within two seconds.
+            ReplicaLost: the peer refuses connections, or did not answer within two seconds; the
+                next ones are told so at once, until it answers again.
             Deadline: connecting took the call's whole time.
         """
         stream = self._stream
@@ -405,6 +409,8 @@ class SessionClient:
         if self._trying is None:
             self._trying = asyncio.create_task(self._connect())
             self._trying.add_done_callback(self._tried)
+        if self._is_silent:
+            raise ReplicaLost(f"The peer at {self.address} does not answer.")
         trying = self._trying
         await asyncio.wait({trying}, timeout=within_s)
         if not trying.done():
@@ -428,10 +434,13 @@ class SessionClient:
                 await stream.connect()
             # Only now: a half-made one must not be used by others.
             self._stream = stream
+            self._is_silent = False
         except TimeoutError as error:
             self._unreachable_until_s = time.monotonic() + _UNREACHABLE_S
+            self._is_silent = True
             raise ReplicaLost(f"The peer at {self.address} does not answer.") from error
         except OSError as error:
+            self._is_silent = False
             raise ReplicaLost(f"The peer at {self.address} cannot be reached.") from error
         finally:
             if self._stream is not stream:
