@@ -373,6 +373,28 @@ def test_the_prompts_log_probabilities_survive_choices_that_begin_in_one_step():
         assert [len(part) for part in said] == [7]
 
 
+def test_the_prompts_log_probabilities_survive_preemption():
+    """What is computed again is not told again, and chunks of other sizes leave nothing out."""
+    num_preempted = 0
+    for length in range(9, 30, 3):
+        prompts = [("abcdefghijklmnopqrstuvwxyz"[key:] * 2)[:length] for key in range(3)]
+        with Bench(may_end=False) as bench:
+            bench.finish(request(prompts[0], 0, wants_prompt_logprobs=True))
+            alone = [it for output in bench.outputs[0] for it in output.prompt_logprobs]
+        with Bench(num_blocks=14, may_end=False, max_running=3, token_budget=11) as bench:
+            wanted = {"max_tokens": 16, "wants_prompt_logprobs": True}
+            bench.finish(*(request(prompt, key, **wanted) for key, prompt in enumerate(prompts)))
+            num_preempted += bench.engine.load.num_preemptions_total
+            said = {
+                key: [it for output in bench.outputs[key] for it in output.prompt_logprobs]
+                for key in range(3)
+            }
+        for key, prompt in enumerate(prompts):
+            assert [it.token_id for it in said[key]] == byte_tokenizer.encode(prompt)[1:]
+        assert said[0] == alone
+    assert num_preempted > 0
+
+
 def test_cache_changes_are_numbered_and_match_what_is_held():
     """Full blocks are told; after everything ended they are still held."""
     with Bench() as bench:

@@ -72,6 +72,8 @@ class _Live:
     request: Request
     choices: list[Choice]
     prompt_logprobs: list[Any]  # Any: Sampled
+    # How many of those there have been, told or not.
+    num_prompt_scored: int = 0
     pooler: Pooler = field(default_factory=Pooler)
     said_started: bool = False
 
@@ -364,12 +366,16 @@ class Engine:
         request = chunk.seq.request
         if not request.wants_prompt_logprobs or chunk.start >= chunk.seq.num_prompt - 1:
             return
-        known = self._live[request.key].prompt_logprobs
+        live = self._live[request.key]
+        first = live.num_prompt_scored
         last = min(chunk.start + chunk.num_tokens, chunk.seq.num_prompt - 1)
-        if chunk.seq.choice_idx == 0 and len(known) == chunk.start:
-            ids = request.prompt_token_ids[chunk.start + 1 : last + 1]
+        # A prompt that was preempted is computed again, cut in other places.
+        if chunk.seq.choice_idx == 0 and chunk.start <= first < last:
+            ids = request.prompt_token_ids[first + 1 : last + 1]
+            rows = logits[first - chunk.start : last - chunk.start]
             num_top = request.num_prompt_top_logprobs
-            known.extend(token_logprobs(logits[: len(ids)], ids, num_top))
+            live.prompt_logprobs.extend(token_logprobs(rows, ids, num_top))
+            live.num_prompt_scored = last
 
     def _output(self, live: _Live) -> RequestOutput:
         """Return the request's output of this step, to be filled."""
