@@ -98,6 +98,14 @@ def tokens(events):
     return [token_id for e in events for d in e.deltas for token_id in d.token_ids]
 
 
+async def test_says_what_computes(tmp_path):
+    """The device of the settings, not always the CPU."""
+    async with Toy(tmp_path, device="cuda") as toy:
+        assert (await toy.describe()).device == "cuda"
+    async with Toy(tmp_path) as toy:
+        assert (await toy.describe()).device == "cpu"
+
+
 async def test_answers_while_it_loads(tmp_path):
     """Describe says LOADING; the rest says come back; then everything works."""
     toy = Toy(tmp_path)

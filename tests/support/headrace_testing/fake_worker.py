@@ -35,6 +35,7 @@ from headrace_contracts.types.v1.types_pb2 import HashRecipe, ReplicaRef, TokenU
 from headrace_contracts.worker.v1 import worker_pb2 as pb
 from headrace_testing import byte_tokenizer
 from headrace_testing.fake_constraints import check_constraint, obeying
+from headrace_worker.kv_refusals import NoKv
 
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["Worker"]
 MODEL = "smollm2-135m-instruct"
@@ -96,7 +97,7 @@ class _Choice:
 
 
 @dataclass
-class FakeWorker:
+class FakeWorker(NoKv):
     """Worker servicer with scripted tokens.
 
     Args:
@@ -219,21 +220,6 @@ class FakeWorker:
         moved = len(self.running)
         self._moved.set()
         return pb.DrainResponse(num_finished=before - moved, num_moved=moved)
-
-    async def ExportKv(self, _request: pb.ExportKvRequest, _call: Call) -> pb.KvTransferHandle:  # noqa: N802 - contract name
-        """Not offered."""
-        raise Unimplemented("This worker does not export KV blocks.")
-
-    async def ReleaseKv(self, _request: pb.ReleaseKvRequest, _call: Call) -> pb.ReleaseKvResponse:  # noqa: N802 - contract name
-        """No lease is ever given, so there is nothing to end."""
-        return pb.ReleaseKvResponse()
-
-    async def PrefillKv(  # noqa: N802 - contract name
-        self, _message: pb.PrefillKvRequest, _call: Call
-    ) -> AsyncIterator[pb.KvBlocks]:
-        """Refuse: there is no KV here."""
-        raise Unimplemented("A fake has no KV.")
-        yield  # makes this a stream
 
     def card(self) -> pb.ModelCard:
         """The model card: byte tokenizer, ChatML template."""

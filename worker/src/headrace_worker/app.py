@@ -102,7 +102,7 @@ class WorkerApp:
         self.replica = ReplicaRef(worker_id=settings.worker_id, incarnation=new_incarnation(clock))
         self._calls = Calls(self._request_ended)
         self._drain = Drain(self._calls)
-        self.state = WorkerState(self.replica, self._drain, settings.stuck_after_s)
+        self.state = WorkerState(self.replica, self._drain, settings.stuck_after_s, settings.device)
         servicer = WorkerServicer(
             self.state,
             self._calls,
@@ -294,7 +294,7 @@ class WorkerApp:
             if self.state.is_ready != said:
                 said = not said
                 await self._server.set_ready(said)
-            await self.state.wait_change(_HEALTH_INTERVAL_S)
+            await self.state.wait(_HEALTH_INTERVAL_S)
 
 
 async def _on_daemon_thread(load: Callable[[], ReadyModel]) -> ReadyModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -26,14 +25,13 @@ from headrace_worker.engine.output import RequestOutput
 from headrace_worker.engine.token_table import TokenTable
 from headrace_worker.generate_events import EventWriter
 from headrace_worker.generate_request import RequestRules, parse
+from headrace_worker.kv_refusals import NoKvLeases
 from headrace_worker.kv_transfer import KvTransfer
+from headrace_worker.load_watch import ChangeSignal, load_reports
 from headrace_worker.model.info import ModelInfo
 
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["Worker"]
 _CHUNK_BYTES = 1 << 20
-_DEFAULT_INTERVAL_S = 0.25
-# Shortest time between two load reports to one watcher.
-_MIN_GAP_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -76,20 +74,23 @@ def hash_recipe(fingerprint: str, context_tokens: int) -> HashRecipe:
     )
 
 
-class WorkerState:
+class WorkerState(ChangeSignal):
     """What this worker is at the moment, for all who ask.
 
     Args:
         replica: this life of this worker.
         drain: whether it is leaving.
         stuck_after_s: age of the last step that means stuck.
+        device: what computes.
     """
 
-    def __init__(self, replica: ReplicaRef, drain: Drain, stuck_after_s: float) -> None:
-        self.replica = replica
+    def __init__(
+        self, replica: ReplicaRef, drain: Drain, stuck_after_s: float, device: str = "cpu"
+    ) -> None:
+        super().__init__()
+        self.replica, self.device = replica, device
         self.served: Served | None = None
         self._drain, self._stuck_after_s = drain, stuck_after_s
-        self._changed = asyncio.Event()
 
     @property
     def value(self) -> pb.WorkerState.ValueType:
@@ -107,21 +108,8 @@ class WorkerState:
         """Whether new work is welcome. Any thread."""
         return self.value == pb.WORKER_STATE_READY
 
-    def notify(self) -> None:
-        """Wake all who wait for a change. Event loop only."""
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
 
-    async def wait_change(self, within_s: float) -> None:
-        """Return at the next change, or when the time is over."""
-        try:
-            async with asyncio.timeout(within_s):
-                await self._changed.wait()
-        except TimeoutError:
-            return
-
-
-class WorkerServicer:
+class WorkerServicer(NoKvLeases):
     """Serves the Worker contract.
 
     Args:
@@ -191,7 +179,7 @@ class WorkerServicer:
             models=[] if served is None else [_card(served)],
             kv_capacity_tokens=0 if served is None else served.kv_capacity_tokens,
             load_progress_ratio=self._progress_ratio(),
-            device="cpu",
+            device=self._state.device,
             role=self._role,
         )
 
@@ -208,19 +196,11 @@ class WorkerServicer:
         for start in range(0, len(data), _CHUNK_BYTES):
             yield pb.TokenizerChunk(data=data[start : start + _CHUNK_BYTES])
 
-    async def WatchLoad(  # noqa: N802 - contract name
+    def WatchLoad(  # noqa: N802 - contract name
         self, request: pb.WatchLoadRequest, _call: Call
     ) -> AsyncIterator[pb.LoadReport]:
         """Report at once, at each change and at least every interval."""
-        interval_s = request.interval_ms / 1000 or _DEFAULT_INTERVAL_S
-        while True:
-            waiting = asyncio.ensure_future(self._state.wait_change(interval_s))
-            try:
-                yield self._load_report()
-                await waiting
-            finally:
-                waiting.cancel()
-            await asyncio.sleep(min(_MIN_GAP_S, interval_s))
+        return load_reports(request, self._state, self._load_report)
 
     async def Drain(self, request: pb.DrainRequest, _call: Call) -> pb.DrainResponse:  # noqa: N802 - contract name
         """Stop admitting, wait for what runs, then move the rest."""
@@ -228,14 +208,6 @@ class WorkerServicer:
         self._state.notify()
         result = await self._drain.drain(request.grace_ms / 1000)
         return pb.DrainResponse(num_finished=result.num_finished, num_moved=result.num_moved)
-
-    async def ExportKv(self, _request: pb.ExportKvRequest, _call: Call) -> pb.KvTransferHandle:  # noqa: N802 - contract name
-        """Not offered."""
-        raise Unimplemented("This engine does not export KV blocks.")
-
-    async def ReleaseKv(self, _request: pb.ReleaseKvRequest, _call: Call) -> pb.ReleaseKvResponse:  # noqa: N802 - contract name
-        """No lease is ever given, so there is nothing to end."""
-        return pb.ReleaseKvResponse()
 
     async def PrefillKv(  # noqa: N802 - contract name
         self, message: pb.PrefillKvRequest, _call: Call

@@ -140,6 +140,7 @@ def test_the_load_is_read_from_the_metrics_of_known_servers() -> None:
     load = read_load("\n".join([*lines, "vllm:num_requests_waiting{} 4"]))
     assert (load.num_running, load.num_waiting) == (3, 4)
     assert read_load("other 1\n").num_running is None
+    assert read_load("vllm:num_requests_running{} NaN\n").num_running is None
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -143,6 +144,8 @@ def read_load(text: str) -> UpstreamLoad:
             try:
                 value = float(line.rsplit(" ", 1)[1])
             except (IndexError, ValueError):
+                continue
+            if not math.isfinite(value):
                 continue
             found[name] = found.get(name, 0.0) + value
 

@@ -20,6 +20,8 @@ from headrace_common.errors import (
 from headrace_common.rpc import Call
 from headrace_contracts.types.v1.types_pb2 import HashRecipe, ReplicaRef
 from headrace_contracts.worker.v1 import worker_pb2 as pb
+from headrace_worker.kv_refusals import NoKv
+from headrace_worker.load_watch import ChangeSignal, load_reports
 from headrace_worker.upstream.answer_reader import AnswerReader
 from headrace_worker.upstream.client import UpstreamClient, UpstreamLoad, UpstreamModel
 from headrace_worker.upstream.request_body import check_request, path_of
@@ -28,14 +30,13 @@ _log = logging.getLogger(__name__)
 
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["Worker"]
 _DEFAULT_CONTEXT_TOKENS = 32_768
-_DEFAULT_INTERVAL_S = 0.25
 _SETTLE_S = 1.0
 
 # Told of each ended request: what was read of its answer, and why it ended.
 OnEnded = Callable[[AnswerReader, pb.FinishReason.ValueType], None]
 
 
-class UpstreamState:
+class UpstreamState(ChangeSignal):
     """What is known of the server and of our own requests there. Belongs to one event loop.
 
     Args:
@@ -54,6 +55,7 @@ class UpstreamState:
         context_tokens: int,
         max_requests: int,
     ) -> None:
+        super().__init__()
         self.replica, self.served_name, self.max_requests = replica, served_name, max_requests
         self._fingerprint = hashlib.sha256(f"upstream {upstream}".encode()).hexdigest()
         self._context_tokens = context_tokens
@@ -66,7 +68,6 @@ class UpstreamState:
         self._is_over = False
         # Of the streams that wait for their server.
         self._waits: set[asyncio.Timeout] = set()
-        self._changed = asyncio.Event()
 
     @property
     def value(self) -> pb.WorkerState.ValueType:
@@ -90,17 +91,6 @@ class UpstreamState:
     def cards(self) -> list[pb.ModelCard]:
         """Return the model's card, once the server has been seen; it stays while it is away."""
         return [] if self._card is None else [self._card]
-
-    def notify(self) -> None:
-        """Wake all who wait for a change."""
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
-    async def wait_change(self, within_s: float) -> None:
-        """Return at the next change, or when the time is over."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await self._changed.wait()
 
     @contextmanager
     def serving(self, reader: AnswerReader) -> Iterator[None]:
@@ -179,7 +169,7 @@ class UpstreamState:
         )
 
 
-class UpstreamServicer:
+class UpstreamServicer(NoKv):
     """Serves the Worker contract.
 
     Args:
@@ -243,34 +233,16 @@ class UpstreamServicer:
         raise NotFound("This engine tokenises by itself.", param="model")
         yield  # a stream that ends before its first chunk
 
-    async def WatchLoad(  # noqa: N802 - contract name
+    def WatchLoad(  # noqa: N802 - contract name
         self, request: pb.WatchLoadRequest, _call: Call
     ) -> AsyncIterator[pb.LoadReport]:
         """Report at once, at each change and at least every interval."""
-        interval_s = request.interval_ms / 1000 or _DEFAULT_INTERVAL_S
-        while True:
-            yield self._state.report()
-            await self._state.wait_change(interval_s)
+        return load_reports(request, self._state, self._state.report)
 
     async def Drain(self, request: pb.DrainRequest, _call: Call) -> pb.DrainResponse:  # noqa: N802 - contract name
         """Stop admitting, wait for what runs, end the rest."""
         num_finished, num_moved = await self.drain(request.grace_ms / 1000)
         return pb.DrainResponse(num_finished=num_finished, num_moved=num_moved)
-
-    async def ExportKv(self, _request: pb.ExportKvRequest, _call: Call) -> pb.KvTransferHandle:  # noqa: N802 - contract name
-        """Not offered."""
-        raise Unimplemented("This engine does not export KV blocks.")
-
-    async def ReleaseKv(self, _request: pb.ReleaseKvRequest, _call: Call) -> pb.ReleaseKvResponse:  # noqa: N802 - contract name
-        """No lease is ever given, so there is nothing to end."""
-        return pb.ReleaseKvResponse()
-
-    async def PrefillKv(  # noqa: N802 - contract name
-        self, _message: pb.PrefillKvRequest, _call: Call
-    ) -> AsyncIterator[pb.KvBlocks]:
-        """Not offered: the engine's memory is its own."""
-        raise Unimplemented("This engine does not hand over KV blocks.")
-        yield  # makes this a stream
 
     async def drain(self, grace_s: float) -> tuple[int, int]:
         """Leave; return how many streams finished and how many were ended."""
@@ -288,7 +260,7 @@ class UpstreamServicer:
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while self._state.running:
-                    await self._state.wait_change(within_s)
+                    await self._state.wait(within_s)
 
     async def _until_moved(
         self, chunks: AsyncIterator[dict[str, object]]
