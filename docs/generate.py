@@ -69,7 +69,7 @@ def config_document() -> str:
         module = importlib.import_module(f"headrace_{service}.settings")
         title = service.replace("_", "-")
         classes = own_classes(module, ServiceSettings)
-        sections += [_settings_section(title, cls) for cls in classes]
+        sections += [_settings_section(title, cls) for cls in classes if cls.prefix]
     return "\n".join([CONFIG_HEAD, *sections])
 
 

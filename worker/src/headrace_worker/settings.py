@@ -31,11 +31,8 @@ def num_own_cores() -> int:
     return os.cpu_count() or 1
 
 
-class WorkerSettings(RpcServiceSettings):
-    """Environment of a worker, prefix `HEADRACE_WORKER_`."""
-
-    prefix: ClassVar[str] = "HEADRACE_WORKER_"
-    model_config = config(prefix)
+class _FleetMemberSettings(RpcServiceSettings):
+    """What workers of both kinds have."""
 
     worker_id: str = Field(
         default_factory=own_host_name,
@@ -43,6 +40,17 @@ class WorkerSettings(RpcServiceSettings):
         description="Name of this worker; unique in the fleet, the same after a restart. Default: "
         "the host's name, which in a container is the container's or the pod's.",
     )
+    kafka_bootstrap: str = Field(
+        "", description="host:port of Kafka for the worker's own usage records; empty = none."
+    )
+
+
+class WorkerSettings(_FleetMemberSettings):
+    """Environment of a worker, prefix `HEADRACE_WORKER_`."""
+
+    prefix: ClassVar[str] = "HEADRACE_WORKER_"
+    model_config = config(prefix)
+
     model_path: Path = Field(
         description="GGUF file, prepared folder or Hugging Face folder (safetensors)."
     )
@@ -56,9 +64,6 @@ class WorkerSettings(RpcServiceSettings):
     cache_index_address: OptionalAddress = Field(
         "",
         description="host:port of the cache-index that gets KV events; empty = none.",
-    )
-    kafka_bootstrap: str = Field(
-        "", description="host:port of Kafka for the worker's own usage records; empty = none."
     )
     kv_capacity_tokens: int = Field(
         0,
@@ -144,17 +149,12 @@ class WorkerSettings(RpcServiceSettings):
         return self.num_threads or num_own_cores()
 
 
-class UpstreamSettings(RpcServiceSettings):
+class UpstreamSettings(_FleetMemberSettings):
     """Environment of an upstream adapter, prefix `HEADRACE_UPSTREAM_`."""
 
     prefix: ClassVar[str] = "HEADRACE_UPSTREAM_"
     model_config = config(prefix)
 
-    worker_id: str = Field(
-        "upstream-1",
-        pattern=r"^[A-Za-z0-9._-]{1,64}$",
-        description="Name of this worker; unique in the fleet, the same after a restart.",
-    )
     url: str = Field(
         pattern=r"^https?://[^\s@]+$",
         description="Base URL of the server's API, such as http://127.0.0.1:8000/v1.",
@@ -168,9 +168,6 @@ class UpstreamSettings(RpcServiceSettings):
     )
     api_key_file: Path | None = Field(
         None, description="File that holds the key, read at start; wins over the key itself."
-    )
-    kafka_bootstrap: str = Field(
-        "", description="host:port of Kafka for the worker's own usage records; empty = none."
     )
     context_tokens: int = Field(
         0,
