@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
 import torch
 
 from headrace_common.blocks import BLOCK_SIZE_TOKENS
@@ -13,6 +12,7 @@ from headrace_common.errors import Unavailable
 from headrace_common.process_tuning import spare_heap
 from headrace_worker.engine.engine import StepRunner
 from headrace_worker.engine.token_table import TokenTable
+from headrace_worker.host_memory import free_bytes
 from headrace_worker.kernels.rounding import Rounding
 from headrace_worker.model.info import ModelInfo
 from headrace_worker.model.loader import load_model
@@ -119,5 +119,4 @@ class ModelHost:
         if self._placement == ON_GPU:
             free, _ = torch.cuda.mem_get_info()
             return int(free * _GPU_MEMORY_SHARE)
-        free = psutil.virtual_memory().available
-        return min(_MAX_DEFAULT_KV_BYTES, int(free * _DEFAULT_MEMORY_SHARE))
+        return min(_MAX_DEFAULT_KV_BYTES, int(free_bytes() * _DEFAULT_MEMORY_SHARE))

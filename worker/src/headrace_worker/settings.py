@@ -70,7 +70,8 @@ class WorkerSettings(_FleetMemberSettings):
         ge=0,
         le=1 << 31,
         description="Tokens that the KV pool holds; 0 = as many as fit in a quarter of the free "
-        "memory, at most 1 GiB; on a GPU, in 85 % of what the weights leave free.",
+        "memory of the machine or the container, at most 1 GiB; on a GPU, in 85 % of what the "
+        "weights leave free.",
     )
     num_threads: int = Field(
         1,
