@@ -92,3 +92,22 @@ def test_a_store_that_listens_passes() -> None:
         port = server.getsockname()[1]
         preflight.check_reachable(f"redis://user:secret@127.0.0.1:{port}/0", "Redis", "X")
         preflight.check_reachable(f"127.0.0.1:{port},other:1", "Kafka", "X")
+        preflight.check_reachable(f"127.0.0.1:1,127.0.0.1:{port}", "Kafka", "X")
+
+
+def test_a_store_behind_a_unix_socket_is_looked_for_there(tmp_path: Path) -> None:
+    """All services take such a URL."""
+    path = tmp_path / "redis.sock"
+    with pytest.raises(PreflightError, match=r"redis\.sock"):
+        preflight.check_reachable(f"unix://{path}?db=1", "Redis", "X")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        preflight.check_reachable(f"unix://{path}?db=1", "Redis", "X")
+
+
+def test_a_password_is_no_part_of_the_message() -> None:
+    with pytest.raises(PreflightError) as caught:
+        preflight.check_reachable("redis://user:secret@127.0.0.1:1/0", "Redis", "X")
+    assert "127.0.0.1:1" in str(caught.value)
+    assert "secret" not in str(caught.value)

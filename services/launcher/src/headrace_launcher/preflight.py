@@ -81,18 +81,40 @@ def check_port(endpoint: Endpoint) -> None:
 
 
 def check_reachable(url: str, what: str, setting: str) -> None:
-    """See that somebody listens at a URL or ``host:port``.
+    """See that somebody listens at a URL, or at one of ``host:port,...``.
 
     Raises:
         PreflightError: nobody does.
     """
-    parts = urlsplit(url if "://" in url else f"//{url.split(',')[0]}")
-    try:
-        address = (parts.hostname or "", parts.port or _DEFAULT_REDIS_PORT)
-        socket.create_connection(address, timeout=_CONNECT_TIMEOUT_S).close()
-    except (OSError, ValueError) as error:
-        where = f"{parts.hostname}:{parts.port or _DEFAULT_REDIS_PORT}"
-        raise PreflightError(f"no {what} answers at {where} ({error}); see {setting}") from error
+    if url.startswith("unix://"):
+        places = [urlsplit(url).path]
+    else:
+        places = [_host_and_port(one) for one in ([url] if "://" in url else url.split(","))]
+    reasons = []
+    for place in places:
+        try:
+            _connect(place)
+        except (OSError, ValueError) as error:
+            reasons.append(f"{place} ({error})")
+        else:
+            return
+    raise PreflightError(f"no {what} answers at {', '.join(reasons)}; see {setting}")
+
+
+def _host_and_port(url: str) -> str:
+    """Leave out what stands before and behind: a user, a password, a database."""
+    return urlsplit(url if "://" in url else f"//{url.strip()}").netloc.rpartition("@")[2]
+
+
+def _connect(place: str) -> None:
+    if place.startswith("/"):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(_CONNECT_TIMEOUT_S)
+            client.connect(place)
+        return
+    parts = urlsplit(f"//{place}")
+    address = (parts.hostname or "", parts.port or _DEFAULT_REDIS_PORT)
+    socket.create_connection(address, timeout=_CONNECT_TIMEOUT_S).close()
 
 
 def explain_os_error(error: OSError, path: Path) -> str:
