@@ -8,7 +8,7 @@ import pytest
 
 from headrace_common.settings import SettingsError
 from headrace_launcher.fleet_view import Role
-from headrace_launcher.plan import ChildSpec, FleetOptions, num_ports, plan_fleet
+from headrace_launcher.plan import MODEL_GATE, ChildSpec, FleetOptions, num_ports, plan_fleet
 from headrace_launcher.upstream_file import load_upstreams
 
 PORTS = list(range(20_000, 20_100))
@@ -162,3 +162,12 @@ def test_upstreams_are_workers_to_the_router(tmp_path: Path) -> None:
     path.write_text('version = 1\n[upstreams.x]\nurl = "http://user:secret@h/v1"\nmodel = "q"')
     with pytest.raises(SettingsError, match="url"):
         load_upstreams(path)
+
+
+def test_no_upstream_is_named_as_a_part_of_the_fleet(tmp_path: Path) -> None:
+    """It would share that one's log, gate and place in the index."""
+    path = tmp_path / "upstreams.toml"
+    for name in [*plan(), MODEL_GATE, "worker-17", "gateway-2"]:
+        path.write_text(f'version = 1\n[upstreams.{name}]\nurl = "http://h/v1"\nmodel = "q"')
+        with pytest.raises(SettingsError, match=f"{name} is the name of a part"):
+            load_upstreams(path)

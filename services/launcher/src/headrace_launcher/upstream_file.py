@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from headrace_common.toml_file import load_toml
 
@@ -37,6 +38,19 @@ class Upstream(BaseModel):
         return {name: value for name, value in given.items() if value}
 
 
+def _unlike_our_own(name: str) -> str:
+    if _OWN.fullmatch(name):
+        raise ValueError(f"{name} is the name of a part of the fleet itself; choose another")
+    return name
+
+
+_OWN = re.compile(
+    r"model|supervisor|(gateway|worker)(-\d+)?"
+    r"|billing|cache-index|guard|kafka|ratelimit|router|valkey"
+)
+_Name = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$"), AfterValidator(_unlike_our_own)]
+
+
 class UpstreamFile(BaseModel):
     """The whole file."""
 
@@ -44,7 +58,7 @@ class UpstreamFile(BaseModel):
 
     version: Literal[1]
     # By the name of the worker.
-    upstreams: dict[Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")], Upstream]
+    upstreams: dict[_Name, Upstream]
 
 
 def load_upstreams(path: Path | None) -> dict[str, Upstream]:
