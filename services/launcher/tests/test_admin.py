@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -252,3 +253,23 @@ def test_billing_that_does_not_answer_is_an_error_with_words(
     monkeypatch.setenv("HEADRACE_LAUNCHER_BILLING_ADDRESS", "127.0.0.1:1")
     assert run(["keys", "list", "--state-dir", str(tmp_path)]) == 1
     assert "127.0.0.1:1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["keys", "tenants"])
+def test_billing_that_is_silent_is_given_up_soon(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    """Only what goes through all events has ten minutes."""
+
+    async def hang(self: FakeBilling, _request: object, _call: object) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(OpinionatedBilling, "ListKeys", hang, raising=False)
+    monkeypatch.setattr(OpinionatedBilling, "ListTenants", hang, raising=False)
+    monkeypatch.setattr("headrace_launcher.billing_client._TIMEOUT_S", 0.5)
+    with BillingThread() as billing:
+        monkeypatch.setenv("HEADRACE_LAUNCHER_BILLING_ADDRESS", billing.address)
+        began_s = time.monotonic()
+        assert run([command, "list", "--state-dir", str(tmp_path)]) == 1
+        assert time.monotonic() - began_s < 10
+    assert billing.address in capsys.readouterr().err

@@ -23,7 +23,9 @@ _LIST_USAGE = rpc.method_ref(_LEDGER, "ListUsage", pb.ListUsageRequest, pb.ListU
 _VERIFY = rpc.method_ref(_LEDGER, "Verify", pb.VerifyRequest, pb.VerifyResponse)
 
 _TIMEOUT_S = 15.0
-_VERIFY_TIMEOUT_S = 600.0  # recounts every event
+# Of calls that go through all events.
+_LONG_TIMEOUT_S = 600.0
+_LONG = ("Verify", "Replay", "Reconcile")
 _PAGE_RECORDS = 1000
 
 Req = TypeVar("Req", bound=Message)
@@ -73,7 +75,8 @@ class BillingClient:
         method = pb.DESCRIPTOR.services_by_name[service].methods_by_name[name]
         path = f"{method.containing_service.full_name}/{name}"
         reference = rpc.MethodRef(path, type(request), GetMessageClass(method.output_type))
-        return await self._call(reference, request, _VERIFY_TIMEOUT_S)
+        timeout_s = _LONG_TIMEOUT_S if name in _LONG else _TIMEOUT_S
+        return await self._call(reference, request, timeout_s)
 
     async def call(
         self, service: str, name: str, /, **fields: Any
@@ -84,11 +87,12 @@ class BillingClient:
 
     async def verify(self) -> pb.VerifyResponse:
         """Let billing recount its books."""
-        return await self._call(_VERIFY, pb.VerifyRequest(), _VERIFY_TIMEOUT_S)
+        return await self._call(_VERIFY, pb.VerifyRequest(), _LONG_TIMEOUT_S)
 
     async def _call(
-        self, method: rpc.MethodRef[Req, Res], request: Req, timeout_s: float = _TIMEOUT_S
+        self, method: rpc.MethodRef[Req, Res], request: Req, timeout_s: float | None = None
     ) -> Res:
+        timeout_s = _TIMEOUT_S if timeout_s is None else timeout_s
         return await rpc.call_unary(self._channel, method, request, timeout_s)
 
 
