@@ -75,6 +75,33 @@ def test_stores_that_do_not_answer_stop_the_start(
     assert "HEADRACE_LAUNCHER_REDIS_URL" in capsys.readouterr().err
 
 
+def test_what_the_system_refuses_stops_the_start_with_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    """Not with a traceback; and the fleet has failed, not been stopped."""
+
+    def none_left(_count: int) -> list[int]:
+        raise OSError("no 30 free ports")
+
+    async def no_embedding(*_args: object) -> None:
+        return None
+
+    monkeypatch.setattr("headrace_launcher.fleet.free_ports", none_left)
+    monkeypatch.setattr("headrace_launcher.fleet.fetch_embedding", no_embedding)
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"")
+    assert run(["up", "--model", str(model)]) == 1
+    assert "no 30 free ports" in capsys.readouterr().err
+    assert run(["status", "--json"]) == 3
+    assert "no 30 free ports" in json.loads(capsys.readouterr().out)["message"]
+
+
+def test_gateways_beyond_the_last_port_are_a_wrong_setting(capsys: Any) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(["up", "--port", "65535", "--gateways", "2"])
+    assert "2 gateways from port 65535" in capsys.readouterr().err
+
+
 def test_unknown_settings_stop_every_command(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """A typing mistake is not ignored."""
     monkeypatch.setenv("HEADRACE_LAUNCHER_WORKRES", "3")

@@ -115,6 +115,9 @@ class Fleet:
         except (ModelError, PreflightError, StartError, programs.ProgramMissingError) as error:
             self._model_step.state = ChildState.FAILED.value
             raise FleetError(str(error)) from error
+        except OSError as error:
+            # A folder that cannot be written to, no free ports, no descriptors left.
+            raise FleetError(f"the fleet could not start: {error}") from error
         await supervisor.wait_ready()
         if supervisor.failed.is_set():
             raise FleetError(supervisor.failure)

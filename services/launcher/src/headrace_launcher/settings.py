@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, SecretStr, model_validator
 
 from headrace_common.settings import OptionalAddress, ServiceSettings, config
+
+_MAX_PORT = 65_535
 
 
 class LauncherSettings(ServiceSettings):
@@ -29,7 +31,7 @@ class LauncherSettings(ServiceSettings):
     host: str = Field(
         "127.0.0.1", pattern=r"^[^\s:]+$", description="Address of the public API; a name or IPv4."
     )
-    port: int = Field(8080, ge=1, le=65535, description="Port of the public API.")
+    port: int = Field(8080, ge=1, le=_MAX_PORT, description="Port of the public API.")
     workers: int = Field(2, ge=1, le=64, description="Number of engine workers.")
     gateways: int = Field(
         1, ge=1, le=16, description="Number of gateways, on `port` and the ports after it."
@@ -88,6 +90,12 @@ class LauncherSettings(ServiceSettings):
         description="A child that crashes this often in the window ends the fleet.",
     )
     crash_window_s: float = Field(60.0, gt=0, le=86_400, description="The window. Seconds.")
+
+    @model_validator(mode="after")
+    def _check_ports(self) -> Self:
+        if self.port + self.gateways - 1 > _MAX_PORT:
+            raise ValueError(f"{self.gateways} gateways from port {self.port} on: ports end there")
+        return self
 
     @model_validator(mode="before")
     @classmethod
