@@ -20,16 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_POLICIES = (
-    "hold",
-    "min-ttft",
-    "overlap-load",
-    "weighted",
-    "prefix-threshold",
-    "least-load",
-    "round-robin",
-    "random",
-)
+from headrace_router.simulate.scenario import COMPARED_POLICIES
+
 _LOADS = {
     "mooncake_conversation": (1.3,),
     "mooncake_synthetic": (1.0, 1.3),
@@ -131,12 +123,12 @@ def _table(simulations: Simulations, traces: list[Path]) -> list[str]:
         Cell(trace, load, policy)
         for trace in traces
         for load in _LOADS.get(Cell(trace, 1.0).name, _OTHER_LOADS)
-        for policy in _POLICIES
+        for policy in COMPARED_POLICIES
     )
     for trace in traces:
         name = Cell(trace, 1.0).name
         for load in _LOADS.get(name, _OTHER_LOADS):
-            for policy in _POLICIES:
+            for policy in COMPARED_POLICIES:
                 found = simulations.result(Cell(trace, load, policy))
                 _row(name, f"x{load:g}", policy, *_figures(found))
                 if policy == "hold" and (name, load) == (_GOAL_TRACE, 1.3):

@@ -13,14 +13,10 @@ from headrace_common.settings import SettingsError
 from headrace_router.policy_file import PolicyName, load_policy_file
 from headrace_router.simulate.cost_model import CostModel, FitError, fit, read_step_log
 from headrace_router.simulate.results import plot, table
-from headrace_router.simulate.scenario import Scenario
+from headrace_router.simulate.scenario import COMPARED_POLICIES, Scenario
 from headrace_router.simulate.simulation import Run, simulate
 from headrace_router.simulate.svg import picture
 from headrace_router.simulate.trace import TraceError, read_trace
-
-_DEFAULT_POLICIES = (
-    "hold,min-ttft,overlap-load,weighted,prefix-threshold,least-load,round-robin,random"
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -96,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--load", type=_positive, default=1.0, metavar="X", help="x recorded speed (default 1)")
     add("--workers", type=_count, default=8, metavar="N", help="default 8")
     add("--kv-tokens", type=_count, default=410_000, metavar="T", help="per worker, default 410000")
-    add("--policies", type=_policies, default=_policies(_DEFAULT_POLICIES), metavar="A,B,...")
+    add("--policies", type=_policies, default=COMPARED_POLICIES, metavar="A,B,...")
     add("--json", action="store_true", help="for scripts")
     add("--plot", type=Path, metavar="FILE.svg", help="write the curves as a picture too")
     add("--requests", type=_count, metavar="N", help="only the first N of the trace")

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
-from headrace_router.policy_file import PolicyFile
+from headrace_router.policy_file import PolicyFile, PolicyName
 from headrace_router.simulate.cost_model import CostModel
 from headrace_router.simulate.trace import TRACE_BLOCK_TOKENS
 
+# What is compared unless somebody names others.
+COMPARED_POLICIES: Final[tuple[PolicyName, ...]] = (
+    "hold",
+    "min-ttft",
+    "overlap-load",
+    "weighted",
+    "prefix-threshold",
+    "least-load",
+    "round-robin",
+    "random",
+)
 # Nothing is refused in a simulation: a request that waits for long has missed its goal anyway.
 _NO_BOUNDS = {"max_waiting_per_model": 1_000_000, "max_wait_s": 3600.0, "max_batch_ttft_s": 0.0}
 
