@@ -119,6 +119,3 @@ class GatewayMetrics:
             "Admitted requests for a model that no price row covers.",
             registry=registry,
         )
-        self.slow_readers = Counter(
-            "headrace_gateway_slow_readers", "Clients cut off for not reading.", registry=registry
-        )
