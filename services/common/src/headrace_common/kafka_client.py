@@ -6,11 +6,9 @@ primary key (docs/adr/0004-ledger-dedupe.md).
 
 from __future__ import annotations
 
-import contextlib
-
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import TopicAlreadyExistsError
+from aiokafka.errors import NoError, TopicAlreadyExistsError, for_code
 
 USAGE_TOPIC = "usage.v1"
 WORKER_USAGE_TOPIC = "usage.worker.v1"
@@ -49,7 +47,11 @@ def consumer(bootstrap_servers: str, client_id: str) -> AIOKafkaConsumer:
 async def ensure_topics(
     bootstrap_servers: str, topics: list[str], partitions: int = NUM_PARTITIONS
 ) -> None:
-    """Create the topics that do not exist yet."""
+    """Create the topics that do not exist yet, with one replica of each partition.
+
+    Raises:
+        KafkaError: no broker answered, or it refused a topic.
+    """
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers, request_timeout_ms=5000)
     await admin.start()
     try:
@@ -58,7 +60,10 @@ async def ensure_topics(
             NewTopic(t, partitions, replication_factor=1) for t in topics if t not in existing
         ]
         if missing:
-            with contextlib.suppress(TopicAlreadyExistsError):
-                await admin.create_topics(missing)
+            # The client does not look at what became of each topic.
+            answer = await admin.create_topics(missing)
+            for topic, code, *message in answer.topic_errors:
+                if (error := for_code(code)) not in (NoError, TopicAlreadyExistsError):
+                    raise error(f"{topic}: {next(filter(None, message), 'refused')}")
     finally:
         await admin.close()
