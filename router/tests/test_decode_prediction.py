@@ -1,5 +1,7 @@
 """Seconds of decode, learned from reports."""
 
+import math
+
 import pytest
 
 from headrace_common.kv_index import ReplicaKey
@@ -30,6 +32,16 @@ def test_one_point_is_split_in_halves() -> None:
     decode = DecodePredictor()
     feed(decode, 0.02, 0.0, [1])
     assert decode.step(A, UNKNOWN) == pytest.approx((0.01, 0.01))
+
+
+@pytest.mark.parametrize("figure", [math.nan, math.inf, -math.inf])
+def test_a_figure_that_is_none_teaches_nothing(figure: float) -> None:
+    decode = DecodePredictor()
+    feed(decode, 0.01, 0.001, [4, 8, 16])
+    learned = decode.usual_step([A])
+    decode.observe(A, LoadReport(decode_step_streams=figure, decode_step_s=0.01))
+    decode.observe(A, LoadReport(decode_step_streams=5, decode_step_s=figure))
+    assert decode.usual_step([A]) == learned
 
 
 def test_a_fresh_replica_is_like_its_peers() -> None:

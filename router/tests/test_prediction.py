@@ -1,5 +1,6 @@
 """Predicted seconds of prefill."""
 
+import math
 from random import Random
 
 import pytest
@@ -35,6 +36,17 @@ def test_a_replica_that_has_not_measured_is_taken_for_one_like_its_peers() -> No
     predictor = PrefillPredictor(1000)
     measure(predictor, A, 30)
     assert token_s(predictor, B) == pytest.approx(1 / 30)
+
+
+@pytest.mark.parametrize("figure", [math.nan, math.inf, -math.inf])
+def test_a_figure_that_is_none_teaches_nothing(figure: float) -> None:
+    """One worker's mistake would otherwise blind the router to all of them."""
+    predictor = PrefillPredictor(1000)
+    measure(predictor, A, 250)
+    measure(predictor, B, 250, figure, figure)
+    predictor.observe(B, 1.0, figure)
+    predictor.observe(B, figure, 1.0)
+    assert token_s(predictor, A) == token_s(predictor, B) == pytest.approx(0.004)
 
 
 def test_noise_does_not_set_equal_replicas_apart() -> None:

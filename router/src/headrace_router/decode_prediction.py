@@ -12,6 +12,7 @@ take few.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -81,7 +82,7 @@ class DecodePredictor:
     def observe(self, replica: ReplicaKey, report: LoadReport) -> None:
         """Learn from a load report."""
         seen = report.decode_step_streams, report.decode_step_s
-        if seen[0] <= 0 or seen[1] <= 0 or self._last.get(replica) == seen:
+        if not all(0 < figure < math.inf for figure in seen) or self._last.get(replica) == seen:
             return
         self._last[replica] = seen
         moments = self._moments.setdefault(replica, _Moments())

@@ -81,7 +81,7 @@ class PrefillPredictor:
         """Learn from what the worker measured."""
         rate = report.prefill_tokens_per_s
         known = self._known.setdefault(replica, _Known())
-        if rate <= 0 or rate == known.last_rate:
+        if not 0 < rate < math.inf or rate == known.last_rate:
             return
         known.last_rate = rate
         known.num_reports += 1
@@ -92,7 +92,7 @@ class PrefillPredictor:
 
     def observe(self, replica: ReplicaKey, predicted_s: float, observed_s: float) -> None:
         """Learn from the time that a request's first token really took."""
-        if predicted_s < _MIN_PREDICTED_S or observed_s <= 0:
+        if not (_MIN_PREDICTED_S <= predicted_s < math.inf and 0 < observed_s < math.inf):
             return
         self._num_observed += 1
         ratio = math.log(observed_s / predicted_s)
