@@ -24,7 +24,7 @@ def test_learns_what_one_more_stream_costs(base_s: float, slope_s: float) -> Non
     feed(decode, base_s, slope_s, [1, 8, 3, 12, 5, 2] * 40)
     step = decode.step(A, UNKNOWN)
     assert step.slope_s == pytest.approx(slope_s, rel=0.3)
-    assert step.with_streams_s(10) == pytest.approx(base_s + 10 * slope_s, rel=0.05)
+    assert step.base_s + 10 * step.slope_s == pytest.approx(base_s + 10 * slope_s, rel=0.05)
 
 
 def test_one_point_is_split_in_halves() -> None:

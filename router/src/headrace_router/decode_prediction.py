@@ -35,10 +35,6 @@ class StepTime(NamedTuple):
     base_s: float
     slope_s: float
 
-    def with_streams_s(self, streams: int) -> float:
-        """Return how long a step takes with so many streams running."""
-        return self.base_s + self.slope_s * streams
-
 
 UNKNOWN = StepTime(0.0, 0.0)
 

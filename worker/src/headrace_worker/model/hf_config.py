@@ -80,8 +80,8 @@ def _gemma_options(architecture: str, values: Mapping[str, Any]) -> dict[str, An
 
 def _local_theta(values: Mapping[str, Any]) -> float:
     local = (values.get("rope_parameters") or {}).get("sliding_attention") or {}
-    if local.get("rope_type", "default") != "default":
-        raise InvalidRequest(f"RoPE scaling {local['rope_type']!r} of windowed layers")
+    if (scaling := local.get("rope_type", "default")) != "default":
+        raise InvalidRequest(f"RoPE scaling {scaling!r} of windowed layers is not supported")
     return float(
         local.get("rope_theta") or values.get("rope_local_base_freq") or _GEMMA3_LOCAL_THETA
     )
