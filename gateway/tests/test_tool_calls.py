@@ -46,7 +46,9 @@ def spelled(name: str, arguments: str) -> str:
         (spelled("f", "{}") + "\nDone.", "Done.", [("f", "{}")]),
         # Cut by max_tokens: as far as it came.
         ('<tool_call>\n{"name": "f", "arguments": {"a": 1', "", [("f", '{"a": 1')]),
-        ('<tool_call>\n{"name": "f"', '<tool_call>\n{"name": "f"', []),
+        ('I look.\n<tool_call>\n{"name": "f"', "I look.", []),
+        ("<tool_call>\n", "", []),
+        ("<tool_call> is a tag", "<tool_call> is a tag", []),
         # No call at all.
         ("<tool_call>f()</tool_call>", "<tool_call>f()</tool_call>", []),
         ('<tool_call>{"name": "f", "arguments": 5}</tool_call>', None, []),

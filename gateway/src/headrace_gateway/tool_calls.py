@@ -65,9 +65,9 @@ class ToolCallReader:
         held, self._buffer = self._buffer, ""
         if self._state == self._text:
             return [held] if held and not self._is_after_call else []
-        if self._state == self._head:
-            return [CALL_BEGIN + held]
-        return []
+        # Cut before it has a name a call is no call, and its spelling no text for the client.
+        is_text = self._state == self._head and held.lstrip()[:1] not in ("", "{")
+        return [CALL_BEGIN + held] if is_text else []
 
     def _run(self) -> Iterator[Piece]:
         state = None
