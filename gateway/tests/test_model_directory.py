@@ -110,7 +110,7 @@ async def test_states_of_a_model(scene: Scene) -> None:
     with pytest.raises(Unavailable):
         scene.directory.get("m")
     await scene.ready()
-    assert scene.directory.get("m").encoder.encode_text("a") == [97]
+    assert scene.directory.get("m").encoder.encode_text("a").listed() == [97]
     await scene.show()
     assert not scene.directory.is_ready
     assert scene.directory.get("m").card.model == "m"

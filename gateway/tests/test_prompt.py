@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from headrace_common.errors import InvalidRequest
 from headrace_contracts.worker.v1.worker_pb2 import ModelCard
@@ -39,8 +39,10 @@ def test_plain_messages_equal_the_whole_text_encoded() -> None:
     made = encoder()
     rendered = made.template.render(messages)
     whole = Tokenizer.from_str(bt.tokenizer_json().decode())
-    assert made.encode_chat(messages) == whole.encode(rendered, add_special_tokens=False).ids
-    assert made.encode_chat(messages)[0] == bt.IM_START_ID
+    assert (
+        made.encode_chat(messages).listed() == whole.encode(rendered, add_special_tokens=False).ids
+    )
+    assert made.encode_chat(messages).listed()[0] == bt.IM_START_ID
 
 
 @pytest.mark.parametrize(
@@ -59,14 +61,38 @@ def test_plain_messages_equal_the_whole_text_encoded() -> None:
 )
 def test_spelled_control_tokens_stay_text(text: str) -> None:
     """The ids are those of the template around the text's own bytes."""
-    assert encoder().encode_chat(user(text)) == chatml(("user", text))
+    assert encoder().encode_chat(user(text)).listed() == chatml(("user", text))
+
+
+def test_a_piece_is_not_begun_like_a_text() -> None:
+    """Some tokenizers put a space before a text; what follows a control token begins no text."""
+    words = models.WordLevel({"\u2581a": 0, "a": 1, "?": 2}, unk_token="?")
+    tokenizer = Tokenizer(words)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.add_special_tokens([AddedToken("<|m|>", special=True, normalized=False)])
+    template = "{{ messages[0]['content'] }}<|m|>{{ messages[0]['content'] }}"
+    made = PromptEncoder(ModelCard(chat_template=template), tokenizer.to_str().encode())
+    assert made.encode_chat(user("a"), owner=b"").listed() == [0, 3, 1]
+    whole = tokenizer.encode("a<|m|>a", add_special_tokens=False).ids
+    assert made.encode_chat(user("a"), owner=b"").listed() == whole
+    assert made.encode_text("a").listed() == [0]
+
+
+def test_remembered_pieces_encode_the_same() -> None:
+    """A conversation that has grown takes its old pieces from memory, its owner's alone."""
+    made = encoder()
+    for owner in (b"a", b"b", None):
+        for turns in (1, 2, 2):
+            told = [("user", "first"), ("assistant", "second")][:turns]
+            messages = [{"role": role, "content": text} for role, text in told]
+            assert made.encode_chat(messages, owner=owner).listed() == chatml(*told)
 
 
 def test_long_texts_encode_like_short_ones() -> None:
     """The call that lets other threads run gives the same ids."""
     text = "wheel <|im_end|> 水車\n" * 500
-    assert encoder().encode_chat(user(text)) == chatml(("user", text))
-    assert encoder().encode_chat(user("é" * 5000)) == chatml(("user", "é" * 5000))
+    assert encoder().encode_chat(user(text)).listed() == chatml(("user", text))
+    assert encoder().encode_chat(user("é" * 5000)).listed() == chatml(("user", "é" * 5000))
 
 
 def test_encoding_a_long_text_lets_other_threads_run() -> None:
@@ -87,7 +113,7 @@ def test_encoding_a_long_text_lets_other_threads_run() -> None:
 def test_spelling_across_two_strings_stays_text() -> None:
     """A control token cannot be put together from two fields that a template joins."""
     template = "{% for m in messages %}{{ m.name }}{{ m.content }}<|im_end|>{% endfor %}"
-    ids = encoder(template).encode_chat(user("end|>", name="<|im_"))
+    ids = encoder(template).encode_chat(user("end|>", name="<|im_")).listed()
     assert ids == [*b"<|im_end|>", bt.IM_END_ID]
 
 
@@ -98,14 +124,14 @@ def test_spelling_in_tool_arguments_stays_text() -> None:
         "{% for m in messages %}{{ m.tool_calls[0].function.arguments | tojson }}{% endfor %}"
     )
     call = {"function": {"name": "f", "arguments": {"<|im_end|>": ["<|im_start|>"]}}}
-    ids = encoder(template).encode_chat([{"role": "assistant", "tool_calls": [call]}])
+    ids = encoder(template).encode_chat([{"role": "assistant", "tool_calls": [call]}]).listed()
     assert ids == list(b'{"<|im_end|>": ["<|im_start|>"]}')
 
 
 def test_completion_prompts_have_no_control_tokens() -> None:
     """Plain prompts are text from end to end, behind the model's own beginning."""
     made = encoder(add_bos=True, bos_token_id=bt.IM_START_ID)
-    assert made.encode_text("a<|im_end|>") == [bt.IM_START_ID, *b"a<|im_end|>"]
+    assert made.encode_text("a<|im_end|>").listed() == [bt.IM_START_ID, *b"a<|im_end|>"]
 
 
 def test_ids_are_spelled_out_for_the_guard() -> None:
@@ -120,8 +146,8 @@ def test_stripping_tokens_strip_the_text_beside_them() -> None:
     template = "{% for m in messages %}{{ m.content }} <mask> .{% endfor %}"
     made = PromptEncoder(ModelCard(chat_template=template), tokenizer.to_str().encode())
     mask = tokenizer.token_to_id("<mask>")
-    assert made.encode_chat(user("a<|im_end|>")) == [*b"a<|im_end|>", mask, *b"."]
-    assert made.encode_chat(user("ab")) == [*b"ab", mask, *b"."]
+    assert made.encode_chat(user("a<|im_end|>")).listed() == [*b"a<|im_end|>", mask, *b"."]
+    assert made.encode_chat(user("ab")).listed() == [*b"ab", mask, *b"."]
 
 
 def test_template_helpers_are_those_of_transformers() -> None:
@@ -169,6 +195,6 @@ def test_control_tokens_added_as_ordinary_ones_stay_text_too() -> None:
     template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
     made = PromptEncoder(ModelCard(chat_template=template), tokenizer.to_str().encode())
     think, blanks = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("  ")
-    ids = made.encode_chat(user("a<think>  <|quiet|>"))
+    ids = made.encode_chat(user("a<think>  <|quiet|>")).listed()
     assert ids == [*b"a<think>", blanks, *b"<|quiet|>", think]
-    assert made.encode_text("<think>") == list(b"<think>")
+    assert made.encode_text("<think>").listed() == list(b"<think>")

@@ -21,6 +21,7 @@ from headrace_gateway.openai_dialect import make_sink
 from headrace_gateway.openai_schema import parse_chat
 from headrace_gateway.pricing import PriceBook
 from headrace_gateway.request_flow import FlowLimits, RequestFlow
+from headrace_gateway.token_ids import TokenIds
 from headrace_gateway.visit import Visit
 
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}'
@@ -82,7 +83,7 @@ class Intake:
     """One prompt of one token."""
 
     async def encode(self, *_: object) -> list[EncodedPrompt]:
-        return [EncodedPrompt([1], b"", 2)]
+        return [EncodedPrompt(TokenIds.of([1]), b"", 2)]
 
 
 def flow_over(limiter: Limiter) -> tuple[RequestFlow, Admission]:

@@ -61,7 +61,7 @@ def test_a_template_that_knows_tools_renders_them() -> None:
     """It gets the functions and the history as they are."""
     assert spells_hermes(HERMES)
     made = encoder(HERMES)
-    ids = made.encode_chat([{"role": "user", "content": "x"}], [FUNCTION])
+    ids = made.encode_chat([{"role": "user", "content": "x"}], [FUNCTION]).listed()
     text = made.decode(ids)
     assert text.startswith('{"type": "function", "function": {"name": "f"')
     assert "You can call functions" not in text
@@ -70,8 +70,8 @@ def test_a_template_that_knows_tools_renders_them() -> None:
 def test_control_tokens_in_tools_stay_text_either_way() -> None:
     """A function's description cannot end a turn."""
     for template in (HERMES, bt.CHAT_TEMPLATE):
-        ids = encoder(template).encode_chat([{"role": "user", "content": "x"}], [FUNCTION])
-        plain = encoder(template).encode_chat([{"role": "user", "content": "x"}])
+        ids = encoder(template).encode_chat([{"role": "user", "content": "x"}], [FUNCTION]).listed()
+        plain = encoder(template).encode_chat([{"role": "user", "content": "x"}]).listed()
         turns = 1 if template == bt.CHAT_TEMPLATE else 0  # the added system message
         assert ids.count(bt.IM_END_ID) == plain.count(bt.IM_END_ID) + turns
 

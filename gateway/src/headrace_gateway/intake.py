@@ -12,6 +12,7 @@ from typing import TypeVar
 from headrace_common import blocks
 from headrace_common.errors import InvalidRequest
 from headrace_common.ids import job_id
+from headrace_common.proto_wire import bytes_tag, with_length
 from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.guard.v1 import guard_pb2
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
@@ -25,9 +26,12 @@ from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.prompt import LONG_CHARS, PromptEncoder
 from headrace_gateway.prompt_sizes import check_ids, default_max_tokens, output_bound
 from headrace_gateway.text_prompt import TextEncoder, text_prompt
+from headrace_gateway.token_ids import TokenIds
 
 # One encodes the next while another renders; more would only take cores from the loop.
 _NUM_THREADS = 2
+
+_TOKEN_IDS = bytes_tag(GenerateRequest.DESCRIPTOR.fields_by_name["prompt_token_ids"].number)
 
 T = TypeVar("T")
 
@@ -53,7 +57,7 @@ class TtftGoals:
 class EncodedPrompt:
     """A prompt as ids, with the chain of its block hashes joined."""
 
-    token_ids: list[int]
+    token_ids: TokenIds
     block_hashes: bytes
     max_tokens: int
 
@@ -80,7 +84,7 @@ class Intake:
 
     async def token_ids(
         self, request: ApiRequest, encoder: PromptEncoder | TextEncoder
-    ) -> list[list[int]]:
+    ) -> list[TokenIds]:
         """Encode every prompt of a request, whether it fits or not."""
         return await self.run(num_chars(request), lambda: _all_ids(request, encoder))
 
@@ -100,11 +104,13 @@ class Intake:
         recipe = model.card.recipe
         key = blocks.chain_key(recipe.model_fingerprint, "", principal.cache_salt)
         encoded = []
-        for ids in _all_ids(request, model.encoder):
+        for ids in _all_ids(request, model.encoder, principal.cache_salt):
             num_choices = request.n * max(1, len(request.prompts))
             default = default_max_tokens(principal, self._default_max_tokens, num_choices, len(ids))
             bound = output_bound(request, len(ids), model.card, default)
-            hashes = blocks.chain(key, ids, recipe.block_size_tokens or blocks.BLOCK_SIZE_TOKENS)
+            hashes = blocks.chain_packed(
+                key, ids.packed, recipe.block_size_tokens or blocks.BLOCK_SIZE_TOKENS
+            )
             encoded.append(EncodedPrompt(ids, blocks.join(hashes), bound))
         return encoded
 
@@ -179,8 +185,9 @@ def make_jobs(
         )
         generate = _generate(told_id, request, model, principal, prompt, seed)
         if model.card.takes_text:
-            del generate.prompt_token_ids[:]
             generate.text.CopyFrom(text_prompt(request, idx, len(prompt.token_ids)))
+        else:
+            generate.MergeFromString(_TOKEN_IDS + with_length(prompt.token_ids.varints))
         generate.ttft_slo_ms = ttft_slo_ms
         jobs.append(
             Job(
@@ -217,7 +224,6 @@ def _generate(
     return GenerateRequest(
         request_id=told_id,
         model=model.card.model,
-        prompt_token_ids=prompt.token_ids,
         cache_salt=principal.cache_salt,
         sampling=request.sampling,
         stopping=Stopping(
@@ -236,13 +242,15 @@ def _generate(
     )
 
 
-def _all_ids(request: ApiRequest, encoder: PromptEncoder | TextEncoder) -> list[list[int]]:
+def _all_ids(
+    request: ApiRequest, encoder: PromptEncoder | TextEncoder, owner: bytes | None = None
+) -> list[TokenIds]:
     if request.endpoint.is_conversation:
         tools = request.tools
         shown = tools.functions if tools is not None and tools.is_offered else []
-        return [encoder.encode_chat(request.messages, shown, request.template_args)]
+        return [encoder.encode_chat(request.messages, shown, request.template_args, owner)]
     return [_prompt_ids(prompt, encoder) for prompt in request.prompts]
 
 
-def _prompt_ids(prompt: Prompt, encoder: PromptEncoder | TextEncoder) -> list[int]:
-    return encoder.encode_text(prompt) if isinstance(prompt, str) else list(prompt)
+def _prompt_ids(prompt: Prompt, encoder: PromptEncoder | TextEncoder) -> TokenIds:
+    return encoder.encode_text(prompt) if isinstance(prompt, str) else TokenIds.of(prompt)

@@ -4,7 +4,8 @@ Text that spells a control token (`<|im_end|>` in a user's message) stays text: 
 private-use character that occurs nowhere in the messages is put inside every such spelling and
 behind anything at a string's end that could begin one. After rendering, every intact spelling comes
 from the template. The text is cut there, the mark removed, and each plain piece encoded with
-control tokens off. Messages without such spellings, the normal case, are encoded in one go.
+control tokens off. A control token ends what a tokenizer looks at, so the pieces' ids are those of
+the whole text; and pieces that were encoded before are remembered (`token_ids`).
 
 Which tokens are control tokens a tokenizer says only in part: Qwen's `<think>` and `<tool_call>`
 are added as ordinary ones. Here every added token is one that is special, spelled `<|...|>`, or
@@ -29,12 +30,15 @@ from tokenizers import Tokenizer
 
 from headrace_common.errors import InvalidRequest
 from headrace_contracts.worker.v1.worker_pb2 import ModelCard
+from headrace_gateway.token_ids import PieceMemory, TokenIds
 from headrace_gateway.tool_prompt import spells_hermes, tell_tools
 
 # A message as templates see it. Any: strings, and JSON values inside tool calls.
 Message = dict[str, Any]
 # Below this a text is encoded on the caller's thread in well under a millisecond.
 LONG_CHARS = 2048
+# Behind each text where many are searched at once.
+_END = "\0"
 _FIRST_MARK, _LAST_MARK = 0xE000, 0xF8FF
 _RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
 _TEMPLATE_KEYS = frozenset(
@@ -53,6 +57,13 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._template = _environment().from_string(source) if source else None
         self._source, self._special_tokens = source, dict(special_tokens)
+        # What every rendering knows.
+        self._names: dict[str, Any] = {
+            **({} if self._template is None else self._template.globals),
+            **special_tokens,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
         self.knows_developer = "developer" in source
         self.knows_tools = spells_hermes(source)
 
@@ -84,14 +95,11 @@ class ChatTemplate:
                 "This model has no chat template; use /v1/completions.", param="model"
             )
         try:
-            return self._template.render(
-                messages=messages,
-                tools=list(tools) or None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._special_tokens,
-                **(args or {}),
+            context = self._template.new_context(
+                {**self._names, **(args or {}), "messages": messages, "tools": list(tools) or None},
+                shared=True,
             )
+            return "".join(self._template.root_render_func(context))
         except jinja2.TemplateError as error:
             text = str(error)[:200]
             raise InvalidRequest(
@@ -112,31 +120,38 @@ class PromptEncoder:
     """
 
     def __init__(self, card: ModelCard, tokenizer_json: bytes) -> None:
-        text = _with_control_tokens(tokenizer_json, card.chat_template)
-        self._whole = Tokenizer.from_str(text)
-        self._plain = Tokenizer.from_str(text)
-        self._plain.encode_special_tokens = True
+        spec = _with_control_tokens(tokenizer_json, card.chat_template)
+        # For what is not the beginning of a text, and for what is.
+        self._plain = self._first = _tokenizer(spec)
+        if _spare_first_prefix(spec):
+            self._plain = _tokenizer(spec)
         self.template = ChatTemplate(card.chat_template, card.special_tokens)
         self._bos = [card.bos_token_id] if card.add_bos else []
-        added = self._whole.get_added_tokens_decoder()
-        self._special = {token.content: (i, token) for i, token in added.items() if token.special}
+        added = self._plain.get_added_tokens_decoder()
+        self._special = {
+            token.content: (TokenIds.of([i]), token) for i, token in added.items() if token.special
+        }
         self._spelling = _alternatives(self._special)
         self._beginnings = tuple(
             {text[:end] for text in self._special for end in range(1, len(text))}
         )
+        self._suspect = _suspect(self._special, self._beginnings)
+        self._memory = PieceMemory()
 
     def encode_chat(
         self,
         messages: Sequence[Message],
         tools: Sequence[Message] = (),
         args: Mapping[str, Any] | None = None,
-    ) -> list[int]:
+        owner: bytes | None = None,
+    ) -> TokenIds:
         """Render and encode a conversation.
 
         Args:
             messages: the conversation.
             tools: functions to show to the model, as templates see them.
             args: the client's own words to the template.
+            owner: for whom its pieces are remembered; None = for nobody.
 
         Raises:
             InvalidRequest: the template refuses it.
@@ -147,8 +162,8 @@ class PromptEncoder:
         self.template.check_args(args)
         given = [*messages, *shown, args]
         spelling = self._spelling
-        if spelling is None or not self._needs_marks(spelling, given):
-            return _ids(self._whole, self.template.render(messages, shown, args))
+        if spelling is None or not self._needs_marks(given):
+            return self._encode_pieces(self.template.render(messages, shown, args), "", owner)
         mark = _free_mark(given)
 
         def marked(values: Sequence[Message]) -> list[Message]:
@@ -159,19 +174,19 @@ class PromptEncoder:
 
         (marked_args,) = marked([args])
         rendered = self.template.render(marked(messages), marked(shown), marked_args)
-        return self._encode_pieces(spelling, rendered, mark)
+        return self._encode_pieces(rendered, mark, owner)
 
-    def encode_text(self, text: str, *, add_bos: bool = True) -> list[int]:
+    def encode_text(self, text: str, *, add_bos: bool = True) -> TokenIds:
         """Encode a plain prompt; control tokens' spellings stay text."""
-        return (self._bos if add_bos else []) + _ids(self._plain, text)
+        return TokenIds.of((self._bos if add_bos else []) + _ids(self._first, text))
 
     def spellings(self, token_ids: Sequence[int]) -> list[str]:
         """Return each token as the vocabulary spells it."""
-        return [self._whole.id_to_token(token_id) or "" for token_id in token_ids]
+        return [self._plain.id_to_token(token_id) or "" for token_id in token_ids]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ids, control tokens spelled out: for the guard."""
-        text: str = self._whole.decode(list(token_ids), skip_special_tokens=False)
+        text: str = self._plain.decode(list(token_ids), skip_special_tokens=False)
         return text
 
     def _fitted(self, messages: Sequence[Message], tools: Sequence[Message]) -> Sequence[Message]:
@@ -185,40 +200,51 @@ class PromptEncoder:
             ]
         return messages
 
-    def _needs_marks(self, spelling: re.Pattern[str], messages: Sequence[Message]) -> bool:
-        texts = _strings(messages)
+    def _needs_marks(self, values: Sequence[Message]) -> bool:
         # All at once; a spelling found across two texts only costs the marks that nobody needed.
-        if spelling.search("\n".join(texts)) is not None:
-            return True
-        beginnings = self._beginnings
-        return any(text.endswith(beginnings) for text in texts)
+        texts = _strings(values)
+        texts.append("")
+        return self._suspect is not None and self._suspect.search(_END.join(texts)) is not None
 
     def _marked(self, spelling: re.Pattern[str], text: str, mark: str) -> str:
         # A spelling may start inside another, so every character of it is followed by the mark.
         text = spelling.sub(lambda found: mark.join(found.group()), text)
         return text + mark if text.endswith(self._beginnings) else text
 
-    def _encode_pieces(self, spelling: re.Pattern[str], text: str, mark: str) -> list[int]:
-        ids: list[int] = []
-        start, strip_next = 0, False
-        for found in spelling.finditer(text):
-            token_id, token = self._special[found.group()]
-            piece = text[start : found.start()]
-            ids += self._encode_piece(piece, mark, left=strip_next, right=token.lstrip)
-            ids.append(token_id)
-            start, strip_next = found.end(), token.rstrip
-        return ids + self._encode_piece(text[start:], mark, left=strip_next, right=False)
+    def _encode_pieces(self, text: str, mark: str, owner: bytes | None) -> TokenIds:
+        found = [] if self._spelling is None else self._spelling.finditer(text)
+        pieces: list[TokenIds] = []
+        start, strip_left = 0, False
+        for spelled in found:
+            ids, token = self._special[spelled.group()]
+            piece = _stripped(text[start : spelled.start()], mark, strip_left, token.lstrip)
+            if piece:
+                pieces.append(self._piece_ids(piece, owner, is_first=not start))
+            pieces.append(ids)
+            start, strip_left = spelled.end(), token.rstrip
+        piece = _stripped(text[start:], mark, strip_left, False)
+        if piece:
+            pieces.append(self._piece_ids(piece, owner, is_first=not start))
+        return TokenIds.joined(pieces)
 
-    def _encode_piece(self, piece: str, mark: str, *, left: bool, right: bool) -> list[int]:
+    def _piece_ids(self, piece: str, owner: bytes | None, *, is_first: bool) -> TokenIds:
+        if is_first and self._first is not self._plain:
+            return TokenIds.of(_ids(self._first, piece))
+        if owner is None:
+            return TokenIds.of(_ids(self._plain, piece))
+        return self._memory.ids(owner, piece, lambda text: _ids(self._plain, text))
+
+
+def _stripped(piece: str, mark: str, left: bool, right: bool) -> str:
+    """Take the mark out of a piece, and the space that the control tokens beside it swallow."""
+    if mark:
         piece = piece.replace(mark, "")
-        piece = piece.lstrip() if left else piece
-        piece = piece.rstrip() if right else piece
-        if not piece:
-            return []
-        return _ids(self._plain, piece)
+    if left:
+        piece = piece.lstrip()
+    return piece.rstrip() if right else piece
 
 
-def _with_control_tokens(tokenizer_json: bytes, template: str) -> str:
+def _with_control_tokens(tokenizer_json: bytes, template: str) -> dict[str, Any]:
     """Mark every control token as special, and let none of them match a normalised text."""
     spec = json.loads(tokenizer_json)
     for token in spec.get("added_tokens", ()):
@@ -227,7 +253,26 @@ def _with_control_tokens(tokenizer_json: bytes, template: str) -> str:
         looks_so = spelling.startswith("<|") and spelling.endswith("|>")
         if token["special"] or looks_so or (is_quoted and spelling in template):
             token["special"], token["normalized"] = True, False
-    return json.dumps(spec, ensure_ascii=False)
+    return dict(spec)
+
+
+def _spare_first_prefix(spec: dict[str, Any]) -> bool:
+    """Let no text get the space that only a text's beginning gets; whether any would have."""
+    outer = spec.get("pre_tokenizer") or {}
+    found = False
+    for step in (outer, *outer.get("pretokenizers", ())):
+        if step.get("prepend_scheme") == "first":
+            step["prepend_scheme"], found = "never", True
+    return found
+
+
+def _tokenizer(spec: dict[str, Any]) -> Tokenizer:
+    """Return a tokenizer to which control tokens' spellings are text."""
+    made = Tokenizer.from_str(json.dumps(spec, ensure_ascii=False))
+    made.encode_special_tokens = True
+    made.no_padding()
+    made.no_truncation()
+    return made
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -241,6 +286,15 @@ def _alternatives(spellings: Mapping[str, object]) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
 
+def _suspect(spellings: Mapping[str, object], beginnings: Sequence[str]) -> re.Pattern[str] | None:
+    """Return what finds a spelling in texts that each end with `_END`, or what may begin one."""
+    if not spellings:
+        return None
+    whole = "|".join(map(re.escape, spellings))
+    cut = "|".join(map(re.escape, beginnings))
+    return re.compile(f"{whole}|(?:{cut}){_END}" if cut else whole)
+
+
 def _strings(values: Sequence[Message]) -> list[str]:
     """Return every text in JSON values, keys included."""
     texts: list[str] = []
@@ -249,11 +303,14 @@ def _strings(values: Sequence[Message]) -> list[str]:
         value = todo.pop()
         if isinstance(value, dict):
             texts.extend(value)
-            todo.extend(value.values())
-        elif isinstance(value, str):
-            texts.append(value)
-        elif isinstance(value, list):
-            todo.extend(value)
+            value = value.values()
+        elif not isinstance(value, list):
+            value = (value,)
+        for inner in value:
+            if isinstance(inner, str):
+                texts.append(inner)
+            elif isinstance(inner, dict | list):
+                todo.append(inner)
     return texts
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from headrace_common.errors import InvalidRequest
 from headrace_contracts.worker.v1.worker_pb2 import TextPrompt
 from headrace_gateway.api_request import ApiRequest, Message
+from headrace_gateway.token_ids import TokenIds
 
 _BYTES_PER_TOKEN = 4
 
@@ -25,11 +26,13 @@ class TextEncoder:
         messages: Sequence[Message],
         tools: Sequence[Message] = (),
         args: Mapping[str, Any] | None = None,
-    ) -> list[int]:
+        owner: bytes | None = None,
+    ) -> TokenIds:
         """Return groups of bytes for a conversation: what comes first in most templates first."""
+        del owner  # nothing is worth remembering
         return _groups(_json([list(tools), dict(args or {})]) + _json(list(messages))[1:-1])
 
-    def encode_text(self, text: str, *, add_bos: bool = True) -> list[int]:
+    def encode_text(self, text: str, *, add_bos: bool = True) -> TokenIds:
         """Return groups of bytes for a plain prompt."""
         return _groups(text)
 
@@ -69,10 +72,10 @@ def _unknown_tokens(param: str) -> InvalidRequest:
     return InvalidRequest("This model's tokens are not known here; send text.", param=param)
 
 
-def _groups(text: str) -> list[int]:
+def _groups(text: str) -> TokenIds:
     data = text.encode("utf-8", "replace")
     padded = data + bytes(-len(data) % _BYTES_PER_TOKEN)
-    return memoryview(padded).cast("I").tolist()
+    return TokenIds.of(memoryview(padded).cast("I").tolist())
 
 
 def _json(value: object) -> str:

@@ -136,11 +136,12 @@ class TokenizeApi:
     ) -> list[int]:
         if request is not None:
             (ids,) = await self._intake.token_ids(request, model.encoder)
-            return ids
+            return ids.listed()
         text, add_bos = asked.prompt or "", asked.add_special_tokens is not False
-        return await self._intake.run(
+        encoded = await self._intake.run(
             len(text), lambda: model.encoder.encode_text(text, add_bos=add_bos)
         )
+        return encoded.listed()
 
     async def _counted(self, caller: Caller, answer: Callable[[], Awaitable[bytes]]) -> bytes:
         one = Amounts(requests=1)

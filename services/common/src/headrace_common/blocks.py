@@ -12,17 +12,23 @@ import hashlib
 import struct
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 
 ALGORITHM = "blake2b-128-keyed/1"
 HASH_BYTES = 16
+# Of one token id, packed.
+ID_BYTES = 4
 ROOT = bytes(HASH_BYTES)
 BLOCK_SIZE_TOKENS = 16
 _LONG_CONTEXT_TOKENS = 16_384
 _LONG_CONTEXT_STRIDE = 4
 _SALT_PREFIX = "headrace-salt:"
 _SELF_TEST_TOKENS = tuple(range(1, 34))
+# Whether an array of this machine's has the bytes that are hashed.
+_IS_NATIVE = array("I", [1]).tobytes() == struct.pack("<I", 1)
 
 
+@lru_cache(maxsize=4096)
 def chain_key(model_fingerprint: str, adapter: str = "", cache_salt: bytes = b"") -> bytes:
     """Derive the 32-byte key of a chain; any change of an argument changes every hash."""
     digest = hashlib.blake2b(digest_size=32, person=b"headrace-chain-1")
@@ -49,16 +55,19 @@ def chain(
         One 16-byte hash per full block.
     """
     num_blocks = len(token_ids) // block_size
-    if num_blocks == 0:
-        return []
-    packed = _pack(token_ids[: num_blocks * block_size])
-    width = 4 * block_size
-    base = hashlib.blake2b(key=key, digest_size=HASH_BYTES)
+    return chain_packed(key, packed_ids(token_ids[: num_blocks * block_size]), block_size, parent)
+
+
+def chain_packed(
+    key: bytes, packed: bytes, block_size: int = BLOCK_SIZE_TOKENS, parent: bytes = ROOT
+) -> list[bytes]:
+    """Hash the full blocks of ids from `packed_ids`; else as `chain`."""
+    width = ID_BYTES * block_size
+    copy_base = hashlib.blake2b(key=key, digest_size=HASH_BYTES).copy
     hashes = []
-    for start in range(0, len(packed), width):
-        state = base.copy()
-        state.update(parent)
-        state.update(packed[start : start + width])
+    for end in range(width, len(packed) + 1, width):
+        state = copy_base()
+        state.update(parent + packed[end - width : end])
         parent = state.digest()
         hashes.append(parent)
     return hashes
@@ -106,7 +115,13 @@ def split(joined: bytes) -> list[bytes]:
     return [joined[i : i + HASH_BYTES] for i in range(0, len(joined), HASH_BYTES)]
 
 
-def _pack(token_ids: Sequence[int]) -> bytes:
-    if array("I").itemsize == 4 and struct.pack("=I", 1) == struct.pack("<I", 1):
+def packed_ids(token_ids: Sequence[int]) -> bytes:
+    """Write ids as little-endian uint32, as they are hashed."""
+    if _IS_NATIVE:
         return array("I", token_ids).tobytes()
     return struct.pack(f"<{len(token_ids)}I", *token_ids)
+
+
+def unpacked_ids(packed: bytes) -> list[int]:
+    """Read what `packed_ids` wrote."""
+    return list(struct.unpack(f"<{len(packed) // ID_BYTES}I", packed))
