@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace_common import blocks
 from headrace_common.blocks import packed_ids
 from headrace_common.proto_wire import bytes_tag, with_length
 from headrace_contracts.worker.v1.worker_pb2 import TokenSequence
-from headrace_gateway.token_ids import PieceMemory, TokenIds
+from headrace_gateway.token_ids import ChainMemory, PieceMemory, TokenIds
 
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=300)
 
@@ -61,3 +62,14 @@ def test_a_very_long_text_is_not_kept() -> None:
     for _ in range(2):
         memory.ids(b"", "x" * 10_000, encode)
     assert len(encoded) == 2
+
+
+@given(st.lists(st.integers(0, 400), min_size=1, max_size=4), st.sampled_from([1, 16]))
+def test_remembered_hashes_are_the_chains(lengths: list[int], block_size: int) -> None:
+    """Prompts that share a beginning, and those of another key, which share nothing."""
+    memory = ChainMemory(max_bytes=20_000)
+    for length in lengths:
+        for key in (blocks.chain_key("m", "", b"a"), blocks.chain_key("m", "", b"b")):
+            packed = packed_ids(range(length))
+            expected = blocks.join(blocks.chain(key, range(length), block_size))
+            assert memory.chain(key, packed, block_size) == expected

@@ -26,7 +26,7 @@ from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.prompt import LONG_CHARS, PromptEncoder
 from headrace_gateway.prompt_sizes import check_ids, default_max_tokens, output_bound
 from headrace_gateway.text_prompt import TextEncoder, text_prompt
-from headrace_gateway.token_ids import TokenIds
+from headrace_gateway.token_ids import ChainMemory, TokenIds
 
 # One encodes the next while another renders; more would only take cores from the loop.
 _NUM_THREADS = 2
@@ -67,6 +67,7 @@ class Intake:
 
     def __init__(self, default_max_tokens: int) -> None:
         self._default_max_tokens = default_max_tokens
+        self._chains = ChainMemory()
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "tokenise")
 
     async def encode(
@@ -108,10 +109,10 @@ class Intake:
             num_choices = request.n * max(1, len(request.prompts))
             default = default_max_tokens(principal, self._default_max_tokens, num_choices, len(ids))
             bound = output_bound(request, len(ids), model.card, default)
-            hashes = blocks.chain_packed(
+            hashes = self._chains.chain(
                 key, ids.packed, recipe.block_size_tokens or blocks.BLOCK_SIZE_TOKENS
             )
-            encoded.append(EncodedPrompt(ids, blocks.join(hashes), bound))
+            encoded.append(EncodedPrompt(ids, hashes, bound))
         return encoded
 
 

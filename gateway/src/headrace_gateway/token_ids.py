@@ -1,20 +1,33 @@
 """Token ids as they travel: never as Python's numbers, of which a long prompt has thousands. Pure.
 
 A conversation grows at its end, so most of what a prompt is made of was encoded before: the pieces
-between a template's control tokens are remembered, each tenant's apart, as a shared memory would
-tell one tenant by its speed what another has sent.
+between a template's control tokens are remembered, and the hashes of blocks. Each tenant's apart, as
+a shared memory would tell one tenant by its speed what another has sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from headrace_common.blocks import ID_BYTES, packed_ids, unpacked_ids
+from headrace_common.blocks import (
+    HASH_BYTES,
+    ID_BYTES,
+    ROOT,
+    chain_packed,
+    packed_ids,
+    unpacked_ids,
+)
 from headrace_contracts.worker.v1.worker_pb2 import TokenSequence
 
 # What one piece takes in memory beside its text and ids: objects and a place in a dictionary.
 _ENTRY_BYTES = 400
+# Blocks whose hashes are remembered together.
+_STRETCH_BLOCKS = 8
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +69,38 @@ class TokenIds:
         return unpacked_ids(self.packed)
 
 
-class PieceMemory:
-    """Remembers how texts were encoded, up to a bound; the longest unused are forgotten first.
+class _Memory(Generic[K, V]):
+    """Keeps what is used, up to a bound of bytes."""
 
-    Args:
-        max_bytes: about the most that it holds.
-    """
-
-    def __init__(self, max_bytes: int = 8 * 2**20) -> None:
+    def __init__(self, max_bytes: int) -> None:
         # Two halves: what is asked for moves to the new one, which becomes the old when it is full.
         self._max_half_bytes = max_bytes // 2
         self._num_bytes = 0
-        self._new: dict[tuple[bytes, str], TokenIds] = {}
-        self._old: dict[tuple[bytes, str], TokenIds] = {}
+        self._new: dict[K, V] = {}
+        self._old: dict[K, V] = {}
+
+    def get(self, key: K) -> V | None:
+        found = self._new.get(key)
+        if found is None and (found := self._old.pop(key, None)) is not None:
+            self._new[key] = found
+        return found
+
+    def put(self, key: K, value: V, num_bytes: int) -> None:
+        """Remember a value of so many bytes; what would push out all the rest is left out."""
+        num_bytes += _ENTRY_BYTES
+        if num_bytes > self._max_half_bytes // 8:
+            return
+        if self._num_bytes + num_bytes > self._max_half_bytes:
+            self._old, self._new, self._num_bytes = self._new, {}, 0
+        self._new[key] = value
+        self._num_bytes += num_bytes
+
+
+class PieceMemory:
+    """Remembers how texts were encoded."""
+
+    def __init__(self, max_bytes: int = 8 * 2**20) -> None:
+        self._memory: _Memory[tuple[bytes, str], TokenIds] = _Memory(max_bytes)
 
     def ids(self, owner: bytes, text: str, encode: Callable[[str], list[int]]) -> TokenIds:
         """Return a text's ids.
@@ -79,18 +111,32 @@ class PieceMemory:
             encode: makes the ids of a text that is not remembered.
         """
         key = owner, text
-        found = self._new.get(key)
+        found = self._memory.get(key)
         if found is None:
-            found = self._old.get(key) or TokenIds.of(encode(text))
-            self._remember(key, found)
+            found = TokenIds.of(encode(text))
+            num_bytes = 2 * len(text) + len(found.packed) + len(found.varints)
+            self._memory.put(key, found, num_bytes)
         return found
 
-    def _remember(self, key: tuple[bytes, str], ids: TokenIds) -> None:
-        num_bytes = _ENTRY_BYTES + 2 * len(key[1]) + len(ids.packed) + len(ids.varints)
-        # What is very long would push out all the rest.
-        if num_bytes > self._max_half_bytes // 8:
-            return
-        if self._num_bytes + num_bytes > self._max_half_bytes:
-            self._old, self._new, self._num_bytes = self._new, {}, 0
-        self._new[key] = ids
-        self._num_bytes += num_bytes
+
+class ChainMemory:
+    """Remembers the hashes of stretches of blocks that prompts begin with."""
+
+    def __init__(self, max_bytes: int = 4 * 2**20) -> None:
+        self._memory: _Memory[bytes, bytes] = _Memory(max_bytes)
+
+    def chain(self, key: bytes, packed: bytes, block_size: int) -> bytes:
+        """Return `blocks.chain_packed`, joined. *key* holds the owner's salt."""
+        width, parent, joined = _STRETCH_BLOCKS * block_size * ID_BYTES, ROOT, []
+        for start in range(0, len(packed) - width + 1, width):
+            stretch = key + parent + packed[start : start + width]
+            hashes = self._memory.get(stretch)
+            if hashes is None:
+                stretch_ids = packed[start : start + width]
+                hashes = b"".join(chain_packed(key, stretch_ids, block_size, parent))
+                self._memory.put(stretch, hashes, len(stretch) + len(hashes))
+            joined.append(hashes)
+            parent = hashes[-HASH_BYTES:]
+        rest = packed[len(packed) // width * width :]
+        joined += chain_packed(key, rest, block_size, parent)
+        return b"".join(joined)

@@ -24,6 +24,7 @@ from headrace_common.frame_socket import (
 from headrace_common.rpc import method_ref
 from headrace_common.rpc_front import RpcFront
 from headrace_common.session import SessionClient
+from headrace_common.session_items import encoded
 from headrace_contracts.guard.v1 import guard_pb2
 from headrace_contracts.session.v1.session_pb2 import Frame, Item
 from headrace_testing.waiting import eventually
@@ -210,12 +211,12 @@ async def test_a_peer_that_does_not_read_makes_items_wait(peer) -> None:
     await eventually(lambda: bool(one.sockets))
     sent = 0
     while not one.sockets[0].is_paused:
-        one.sockets[0].put(Item(call_id=1, payload=b"x" * 50_000))
+        one.sockets[0].put(encoded(Item(call_id=1, payload=b"x" * 50_000)))
         sent += 1
         await asyncio.sleep(0)
     written = one.sockets[0].num_written
     for _ in range(50):
-        one.sockets[0].put(Item(call_id=1, payload=b"x" * 50_000))
+        one.sockets[0].put(encoded(Item(call_id=1, payload=b"x" * 50_000)))
         await asyncio.sleep(0)
     assert one.sockets[0].num_written == written
     received = 0

@@ -15,7 +15,7 @@ from typing import cast
 
 from google.protobuf.message import DecodeError
 
-from headrace_contracts.session.v1.session_pb2 import Frame, Item
+from headrace_contracts.session.v1.session_pb2 import Frame
 
 PREFACE = b"HEADRACE-SESSION/2\r\n"
 MAX_FRAME_BYTES = 64 * 2**20
@@ -48,7 +48,7 @@ class FrameSocket(asyncio.Protocol):
         self._beater: asyncio.TimerHandle | None = None
         self._heard_s = 0.0
         self._received = bytearray()
-        self._items: list[Item] = []
+        self._items: list[bytes] = []
         self._is_flushing = False
         # The peer reads slowly: items gather here.
         self.is_paused = False
@@ -61,8 +61,8 @@ class FrameSocket(asyncio.Protocol):
         self.greeted: asyncio.Future[None] = self._loop.create_future()
         self.is_open = False
 
-    def put(self, item: Item) -> None:
-        """Add an item to the next frame. Nothing happens once the connection is over."""
+    def put(self, item: bytes) -> None:
+        """Add an item (`session_items`) to the next frame; nothing once the connection is over."""
         self._items.append(item)
         if not self._is_flushing and not self.is_paused:
             self._is_flushing = True
@@ -182,8 +182,8 @@ class FrameSocket(asyncio.Protocol):
         items, self._items = self._items, []
         pieces: list[bytes] = []
         for start in range(0, len(items), MAX_FRAME_ITEMS):
-            encoded = Frame(items=items[start : start + MAX_FRAME_ITEMS]).SerializeToString()
-            pieces += (_LENGTH.pack(len(encoded)), encoded)
+            frame = b"".join(items[start : start + MAX_FRAME_ITEMS])
+            pieces += (_LENGTH.pack(len(frame)), frame)
             self.num_written += 1
         self._transport.write(b"".join(pieces))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import lru_cache
 from typing import NewType
 
 from headrace_common.clock import Clock
@@ -20,7 +21,6 @@ LeaseId = NewType("LeaseId", str)
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 # Two characters at a time.
 _PAIRS = [high + low for high in _CROCKFORD for low in _CROCKFORD]
-_SHIFTS = tuple(range(120, -1, -10))
 # Not the point: tries of a batch's line have ids with one, and are requests of their own.
 _JOB = "#"
 _SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}\Z")
@@ -32,8 +32,23 @@ def ulid(clock: Clock) -> str:
 
 
 def _ulid(unix_ms: int, low_bits: int) -> str:
-    value = (unix_ms << 80) | low_bits
-    return "".join([_PAIRS[(value >> shift) & 1023] for shift in _SHIFTS])
+    pairs = _PAIRS
+    return (
+        _time_text(unix_ms)
+        + pairs[low_bits >> 70]
+        + pairs[low_bits >> 60 & 1023]
+        + pairs[low_bits >> 50 & 1023]
+        + pairs[low_bits >> 40 & 1023]
+        + pairs[low_bits >> 30 & 1023]
+        + pairs[low_bits >> 20 & 1023]
+        + pairs[low_bits >> 10 & 1023]
+        + pairs[low_bits & 1023]
+    )
+
+
+@lru_cache(maxsize=16)
+def _time_text(unix_ms: int) -> str:
+    return "".join([_PAIRS[(unix_ms >> shift) & 1023] for shift in (40, 30, 20, 10, 0)])
 
 
 def new_request_id(clock: Clock) -> RequestId:

@@ -17,6 +17,8 @@ def varint(number: int) -> bytes:
         return _ONE_BYTE[number]
     if number < 16384:
         return bytes((number & 127 | 128, number >> 7))
+    if number < 2097152:
+        return bytes((number & 127 | 128, number >> 7 & 127 | 128, number >> 14))
     encoded = bytearray()
     while number > 127:
         encoded.append(number & 127 | 128)

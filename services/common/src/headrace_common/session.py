@@ -40,14 +40,13 @@ from headrace_common.errors import (
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.rpc import MethodRef, Req, Res
 from headrace_common.rpc_status import from_status
+from headrace_common.session_items import WINDOW, credit, message, opening, signal
 from headrace_common.session_links import link_to
 from headrace_common.telemetry import current_traceparent
 from headrace_contracts.session.v1 import session_pb2
 from headrace_contracts.session.v1.session_pb2 import Frame, Item
 
 _ENDED_WELL = Item(kind=Item.KIND_END)
-# Messages a server may send before the reader has taken any.
-WINDOW = 64
 _CREDIT_EVERY = WINDOW // 2
 _CONNECT_TIMEOUT_S = 2.0
 # After a try that ran into the timeout, calls fail at once for so long.
@@ -62,8 +61,8 @@ def session_descriptor() -> ServiceDescriptor:
 class ItemSink(Protocol):
     """Where the items of one session go, on either side."""
 
-    def put(self, item: Item) -> None:
-        """Add an item to the next frame."""
+    def put(self, item: bytes) -> None:
+        """Add an item (`session_items`) to the next frame."""
         ...
 
 
@@ -116,18 +115,18 @@ class SessionCall(Generic[Req, Res]):
         Raises:
             ReplicaLost: the stream is gone.
         """
-        self._session.put(Item(call_id=self._id, kind=Item.KIND_MESSAGE, payload=encoded))
+        self._session.put(message(self._id, encoded))
 
     def half_close(self) -> None:
         """Tell the server that no message follows."""
-        self._tell(Item(call_id=self._id, kind=Item.KIND_HALF_CLOSE))
+        self._tell(signal(self._id, Item.KIND_HALF_CLOSE))
 
     def cancel(self) -> None:
         """End the call now. Nothing happens if it has ended."""
         if self._ended:
             return
         self._end()
-        self._tell(Item(call_id=self._id, kind=Item.KIND_CANCEL))
+        self._tell(signal(self._id, Item.KIND_CANCEL))
 
     def finish(self) -> None:
         """End the call from this side: the server takes what was sent, then ends regularly.
@@ -250,10 +249,10 @@ class SessionCall(Generic[Req, Res]):
     def _give_credit(self) -> None:
         self._unacknowledged += 1
         if self._unacknowledged >= _CREDIT_EVERY:
-            self._tell(Item(call_id=self._id, kind=Item.KIND_CREDIT, credit=self._unacknowledged))
+            self._tell(credit(self._id, self._unacknowledged))
             self._unacknowledged = 0
 
-    def _tell(self, item: Item) -> None:
+    def _tell(self, item: bytes) -> None:
         """Put an item whose loss needs no telling: that the stream is gone, the reader learns."""
         if not self._is_over_there and self._session.is_open:
             self._session.put(item)
@@ -275,7 +274,7 @@ class _ClientStream:
         await self._link.connect()
         self.is_open = self._link.is_open
 
-    def put(self, item: Item) -> None:
+    def put(self, item: bytes) -> None:
         if not self.is_open:
             raise ReplicaLost("The connection to the peer is gone.")
         self._put(item)
@@ -360,16 +359,13 @@ class SessionClient:
         call = SessionCall(stream, call_id, method, timeout_s)
         stream.register(call_id, cast("SessionCall[Message, Message]", call))
         stream.put(
-            Item(
-                call_id=call_id,
-                kind=Item.KIND_OPEN,
-                method=method.name,
-                deadline_ms=0 if timeout_s is None else max(1, int(timeout_s * 1000)),
-                traceparent=current_traceparent(),
-                credit=WINDOW,
-                has_message=first is not None,
-                payload=b"" if first is None else first.SerializeToString(),
-                is_last=is_only,
+            opening(
+                call_id,
+                method.name,
+                None if first is None else first.SerializeToString(),
+                timeout_s,
+                current_traceparent(),
+                is_only=is_only,
             )
         )
         return call

@@ -18,7 +18,7 @@ from headrace_common.frame_socket import MAX_FRAME_ITEMS, PREFACE, FrameSocket
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.rpc import open_channel
 from headrace_common.settings import split_address
-from headrace_contracts.session.v1.session_pb2 import Frame, Item
+from headrace_contracts.session.v1.session_pb2 import Frame
 
 OPEN_PATH = "/headrace.session.v1.Session/Open"
 _GRPC = "grpc://"
@@ -42,7 +42,7 @@ class SessionLink(Protocol):
         """
         ...
 
-    def put(self, item: Item) -> None:
+    def put(self, item: bytes) -> None:
         """Add an item to the next frame."""
         ...
 
@@ -101,7 +101,7 @@ class GrpcLink:
     def __init__(self, address: str, on_frame: OnFrame, on_lost: OnLost) -> None:
         self._channel = open_channel(address)
         self._on_frame, self._on_lost = on_frame, on_lost
-        self._items: list[Item] = []
+        self._items: list[bytes] = []
         self._filled = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.is_open = False
@@ -130,7 +130,7 @@ class GrpcLink:
             asyncio.create_task(self._read(stream)),
         ]
 
-    def put(self, item: Item) -> None:
+    def put(self, item: bytes) -> None:
         """Add an item to the next frame."""
         self._items.append(item)
         self._filled.set()
@@ -148,7 +148,7 @@ class GrpcLink:
                 items, self._items = self._items[:MAX_FRAME_ITEMS], self._items[MAX_FRAME_ITEMS:]
                 if not self._items:
                     self._filled.clear()
-                await stream.write(Frame(items=items))
+                await stream.write(Frame.FromString(b"".join(items)))
         self._lose()
 
     async def _read(self, stream: grpc.aio.StreamStreamCall[Frame, Frame]) -> None:

@@ -22,6 +22,7 @@ from headrace_common.metrics import RpcMetrics
 from headrace_common.rpc import BoundMethod, Call, serving
 from headrace_common.rpc_status import to_status
 from headrace_common.session import ItemSink
+from headrace_common.session_items import failure, message, signal
 from headrace_contracts.session.v1.session_pb2 import Frame, Item
 
 # Messages of one call that a server keeps for a handler that does not read.
@@ -33,10 +34,10 @@ class _FrameQueue:
     """Items that wait for the writer of a gRPC stream."""
 
     def __init__(self) -> None:
-        self._items: list[Item] = []
+        self._items: list[bytes] = []
         self._filled = asyncio.Event()
 
-    def put(self, item: Item) -> None:
+    def put(self, item: bytes) -> None:
         """Add an item to the next frame."""
         self._items.append(item)
         self._filled.set()
@@ -47,7 +48,7 @@ class _FrameQueue:
         items, self._items = self._items[:MAX_FRAME_ITEMS], self._items[MAX_FRAME_ITEMS:]
         if not self._items:
             self._filled.clear()
-        return Frame(items=items)
+        return Frame.FromString(b"".join(items))
 
 
 class _ServerCall:
@@ -82,14 +83,14 @@ class _ServerCall:
 
     async def run(self, metrics: RpcMetrics | None) -> None:
         """Serve the call and send its END, unless it is cancelled."""
-        status = b""
+        call_id, status = self._opened.call_id, b""
         try:
             with serving(self._method, self._opened.traceparent, metrics):
                 await self._serve()
         except HeadraceError as error:
             status = to_status(error).SerializeToString()
         if not self._has_ended:
-            self._outbox.put(Item(call_id=self._opened.call_id, kind=Item.KIND_END, status=status))
+            self._outbox.put(failure(call_id, status) if status else signal(call_id, Item.KIND_END))
 
     async def _serve(self) -> None:
         timeout_s = self._opened.deadline_ms / 1000 if self._opened.deadline_ms else None
@@ -99,13 +100,9 @@ class _ServerCall:
                 async for answer in stream:
                     await self._take_credit()
                     self._has_ended = not self._method.gives_stream
+                    encoded = answer.SerializeToString()
                     self._outbox.put(
-                        Item(
-                            call_id=self._opened.call_id,
-                            kind=Item.KIND_MESSAGE,
-                            payload=answer.SerializeToString(),
-                            is_last=self._has_ended,
-                        )
+                        message(self._opened.call_id, encoded, is_last=self._has_ended)
                     )
 
     async def _take_credit(self) -> None:
@@ -244,7 +241,7 @@ class SessionServicer:
     @staticmethod
     def _end(call_id: int, error: HeadraceError, outbox: ItemSink) -> None:
         status = to_status(error).SerializeToString()
-        outbox.put(Item(call_id=call_id, kind=Item.KIND_END, status=status))
+        outbox.put(failure(call_id, status))
 
 
 class _Closable(AsyncIterator[Message]):
