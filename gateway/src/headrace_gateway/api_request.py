@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from headrace_common.errors import InvalidRequest
-from headrace_contracts.guard.v1.guard_pb2 import TextPart, Trust
+from headrace_contracts.guard.v1.guard_pb2 import Trust
 from headrace_contracts.worker.v1.worker_pb2 import LogprobOptions, OutputConstraint, Sampling
 
 # A chat message as templates see it. Any: strings, and JSON values inside tool calls.
@@ -150,6 +150,15 @@ class Shown:
 
 
 @dataclass(slots=True)
+class GuardPart:
+    """A text that the guard must see, where it stands in the request, and whose it is."""
+
+    path: str
+    trust: Trust.ValueType
+    text: str
+
+
+@dataclass(slots=True)
 class ApiRequest:
     """One parsed request: all that the guard judges, and all that a prompt is made of.
 
@@ -175,7 +184,7 @@ class ApiRequest:
     # Completions: one or more. Chat: empty.
     prompts: list[Prompt] = field(default_factory=list)
     # Everything that the guard must see, texts only; prompts of ids are added once decoded.
-    guard_parts: list[TextPart] = field(default_factory=list)
+    guard_parts: list[GuardPart] = field(default_factory=list)
     # Where each guarded text stands, to put a redacted one there.
     guard_slots: list[Slot | None] = field(default_factory=list)
     # Where parts stand that nothing can read (images, audio): never judged as clean.
@@ -197,7 +206,7 @@ class ApiRequest:
     def add_guarded(self, path: str, trust: Trust.ValueType, text: str, slot: Slot | None) -> None:
         """Note a text that the guard must see."""
         if text:
-            self.guard_parts.append(TextPart(path=path, trust=trust, text=text))
+            self.guard_parts.append(GuardPart(path, trust, text))
             self.guard_slots.append(slot)
 
     def redact(self, texts: Mapping[int, str]) -> None:

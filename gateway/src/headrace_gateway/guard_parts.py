@@ -30,15 +30,19 @@ _Place = tuple[str, guard_pb2.Trust.ValueType, Slot]
 def complete_guard_parts(request: ApiRequest) -> None:
     """Make the request's guarded parts be all that goes to a worker. May be called again."""
     noted = {(id(slot[0]), slot[1]): idx for idx, slot in enumerate(request.guard_slots) if slot}
+    has_values = False
     for path, trust, slot in _places(request):
         container, key = slot
-        text = _judged_text(container[key])
+        value = container[key]
+        if not isinstance(value, str):
+            value, has_values = _judged_text(value), True
         idx = noted.get((id(container), key))
         if idx is None:
-            request.add_guarded(path, trust, text, slot)
-        elif request.guard_parts[idx].text != text:
-            request.guard_parts[idx].text = text
-    _add_rest(request)
+            request.add_guarded(path, trust, value, slot)
+        elif request.guard_parts[idx].text != value:
+            request.guard_parts[idx].text = value
+    if has_values or request.tools is not None or request.constraint is not None:
+        _add_rest(request)
 
 
 def _places(request: ApiRequest) -> Iterator[_Place]:

@@ -10,6 +10,7 @@ from headrace_common.errors import GuardUnavailable, HeadraceError, InputBlocked
 from headrace_common.session import SessionCall
 from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.guard.v1 import guard_pb2 as pb
+from headrace_gateway.api_request import GuardPart
 from headrace_gateway.metrics import GatewayMetrics
 
 _MAX_NAMED = 3
@@ -33,7 +34,7 @@ class PendingVerdict:
         self,
         asked: InputCall | HeadraceError,
         principal: Principal,
-        parts: Sequence[pb.TextPart],
+        parts: Sequence[GuardPart],
         metrics: GatewayMetrics,
     ) -> None:
         self._asked, self._principal = asked, principal
@@ -101,7 +102,7 @@ class InputGuard:
         self,
         principal: Principal,
         request_id: str,
-        parts: Sequence[pb.TextPart],
+        parts: Sequence[GuardPart],
         opaque_paths: Sequence[str] = (),
     ) -> PendingVerdict:
         """Send *parts* to be judged; what stands at *opaque_paths* cannot be read by anybody."""
@@ -110,7 +111,7 @@ class InputGuard:
             tenant_id=principal.tenant_id,
             key_id=principal.key_id,
             policy=policy_of(principal),
-            parts=parts,
+            parts=[pb.TextPart(path=it.path, trust=it.trust, text=it.text) for it in parts],
             opaque_paths=opaque_paths,
         )
         try:
@@ -125,7 +126,7 @@ def policy_of(principal: Principal) -> pb.PolicyRef:
     return pb.PolicyRef(policy=principal.guard_policy, blocklist=principal.guard_blocklist)
 
 
-def _blocked(verdict: pb.Verdict, parts: Sequence[pb.TextPart]) -> InputBlocked:
+def _blocked(verdict: pb.Verdict, parts: Sequence[GuardPart]) -> InputBlocked:
     """Name where and what kind, never the text itself."""
     blocking = [it for it in verdict.findings if it.action == pb.ACTION_BLOCK] or verdict.findings
     where = [

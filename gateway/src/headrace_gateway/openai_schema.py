@@ -7,6 +7,7 @@ never silence. What would reach a model in them goes to the guard first.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,6 +68,9 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "prompt_cache_options": ({}, {"mode": "implicit"}),
     "moderation": (),
 }
+# All of them at once: most requests have none.
+_all_refused = operator.attrgetter(*_REFUSED)
+_NONE_REFUSED = (None,) * len(_REFUSED)
 
 
 def parse_chat(body: bytes) -> ApiRequest:
@@ -96,8 +100,11 @@ def read_chat(chat: ChatBody, endpoint: Endpoint = Endpoint.CHAT) -> ApiRequest:
     _add_messages(request, chat.messages)
     add_tools(request, chat)
     add_constraint(request, chat)
-    _guard_refused(request, chat)
-    request.unsupported = _refusal(chat)
+    if request.template_args:
+        guard_json(request, request.template_args, "chat_template_kwargs")
+    if _all_refused(chat) != _NONE_REFUSED:
+        _guard_refused(request, chat)
+        request.unsupported = _refusal(chat)
     return request
 
 
@@ -164,17 +171,26 @@ def _common(asked: CommonBody, endpoint: Endpoint, max_tokens: int | None) -> Ap
 def _sampling(asked: CommonBody) -> Sampling:
     # The contract reads a top_p of 0 as "off"; for the API it is the narrowest nucleus there is.
     top_p = asked.top_p if asked.top_p != 0 else 1e-6
-    return Sampling(
+    sampling = Sampling(
         temperature=1.0 if asked.temperature is None else asked.temperature,
         top_p=1.0 if top_p is None else top_p,
-        top_k=max(0, asked.top_k or 0),
-        min_p=asked.min_p or 0.0,
-        frequency_penalty=asked.frequency_penalty or 0.0,
-        presence_penalty=asked.presence_penalty or 0.0,
-        repetition_penalty=asked.repetition_penalty or 0.0,
-        logit_bias=_biases(asked.logit_bias or {}),
-        allowed_token_ids=asked.allowed_token_ids or (),
     )
+    # What is not asked for is left at the message's own 0: each field named costs.
+    if asked.top_k is not None:
+        sampling.top_k = max(0, asked.top_k)
+    if asked.min_p:
+        sampling.min_p = asked.min_p
+    if asked.frequency_penalty:
+        sampling.frequency_penalty = asked.frequency_penalty
+    if asked.presence_penalty:
+        sampling.presence_penalty = asked.presence_penalty
+    if asked.repetition_penalty:
+        sampling.repetition_penalty = asked.repetition_penalty
+    if asked.logit_bias:
+        sampling.logit_bias.update(_biases(asked.logit_bias))
+    if asked.allowed_token_ids:
+        sampling.allowed_token_ids.extend(asked.allowed_token_ids)
+    return sampling
 
 
 def _tier(asked: str | None) -> ServiceTier:
@@ -188,18 +204,19 @@ def _tier(asked: str | None) -> ServiceTier:
 def _add_logprobs(request: ApiRequest, asked: CommonBody, top: int | None) -> None:
     """Ask for log probabilities: for themselves, or since they carry what else is wanted."""
     shown, of_prompt = request.shown, asked.prompt_logprobs
+    if top is None and of_prompt is None and not asked.return_token_ids:
+        return
     shown.logprobs, shown.token_ids = top is not None, bool(asked.return_token_ids)
     shown.prompt_logprobs = of_prompt is not None
     if of_prompt is not None and request.streaming.is_stream:
         raise InvalidRequest(
             "prompt_logprobs are given in whole answers only.", param="prompt_logprobs"
         )
-    if shown.logprobs or shown.token_ids or shown.prompt_logprobs:
-        request.logprobs = LogprobOptions(
-            output=shown.logprobs or shown.token_ids,
-            top=max(top or 0, of_prompt or 0),
-            prompt=shown.prompt_logprobs,
-        )
+    request.logprobs = LogprobOptions(
+        output=shown.logprobs or shown.token_ids,
+        top=max(top or 0, of_prompt or 0),
+        prompt=shown.prompt_logprobs,
+    )
 
 
 def _add_echo(request: ApiRequest, asked: CompletionBody) -> None:
@@ -227,6 +244,8 @@ def _add_best_of(request: ApiRequest, asked: CompletionBody) -> None:
 
 
 def _template_args(chat: ChatBody) -> dict[str, Any]:
+    if chat.chat_template_kwargs is None and chat.reasoning_effort is None:
+        return {}
     given = dict(chat.chat_template_kwargs or {})
     if given:
         check_depth(given, "chat_template_kwargs")
@@ -249,7 +268,9 @@ def _is_id_text(text: str) -> bool:
 
 
 def _stops(stop: str | list[str] | None) -> Sequence[str]:
-    stops = [stop] if isinstance(stop, str) else stop or []
+    if stop is None:
+        return ()
+    stops = [stop] if isinstance(stop, str) else stop
     if len(stops) > 4 or not all(0 < len(text) <= 1024 for text in stops):
         raise InvalidRequest(
             "stop may hold up to 4 texts of 1 to 1024 characters, none empty.", param="stop"
@@ -276,7 +297,8 @@ def _add_messages(request: ApiRequest, given: Sequence[MessageBody]) -> None:
     for idx, message in enumerate(given):
         path = f"messages[{idx}]"
         _add_message(request, message, path)
-        called.update(call.id for call in message.tool_calls or ())
+        if message.tool_calls:
+            called.update(call.id for call in message.tool_calls)
         if message.role == "tool" and message.tool_call_id not in called:
             raise InvalidRequest(
                 "A tool message must answer a call of an earlier assistant message.",
@@ -285,17 +307,19 @@ def _add_messages(request: ApiRequest, given: Sequence[MessageBody]) -> None:
 
 
 def _add_message(request: ApiRequest, given: MessageBody, path: str) -> None:
-    for field in ("audio", "function_call", "annotations"):
-        if getattr(given, field):
-            raise _not_supported(f"{path}.{field}")
+    if given.audio or given.function_call or given.annotations:
+        fields = ("audio", "function_call", "annotations")
+        raise _not_supported(f"{path}.{next(it for it in fields if getattr(given, it))}")
     trust = _TRUST[given.role]
     message: Message = {"role": given.role, "content": _content(given, path)}
+    request.add_guarded(f"{path}.content", trust, message["content"], (message, "content"))
     if given.name:
         message["name"] = given.name
+        request.add_guarded(f"{path}.name", trust, given.name, (message, "name"))
     if given.tool_call_id:
         message["tool_call_id"] = given.tool_call_id
-    for key in ("content", "name", "tool_call_id"):
-        request.add_guarded(f"{path}.{key}", trust, message.get(key, ""), (message, key))
+        slot = (message, "tool_call_id")
+        request.add_guarded(f"{path}.tool_call_id", trust, given.tool_call_id, slot)
     if reasoning := given.reasoning_content or given.reasoning:
         message["reasoning_content"] = reasoning
         slot = (message, "reasoning_content")
@@ -350,7 +374,6 @@ def _template_call(call: ToolCallBody) -> Message:
 
 
 def _guard_refused(request: ApiRequest, chat: ChatBody) -> None:
-    guard_json(request, request.template_args, "chat_template_kwargs")
     for field in ("functions", "prediction"):
         value = getattr(chat, field)
         if value:

@@ -28,6 +28,8 @@ def add_constraint(request: ApiRequest, asked: CommonBody) -> None:
     Raises:
         InvalidRequest: `param` names what is wrong with it.
     """
+    if asked.response_format is None and asked.structured_outputs is None:
+        return
     wanted = None if asked.response_format is None else _from_format(request, asked.response_format)
     if asked.structured_outputs is not None:
         if wanted is not None:

@@ -1,8 +1,8 @@
 """Token ids as they travel: never as Python's numbers, of which a long prompt has thousands. Pure.
 
 A conversation grows at its end, so most of what a prompt is made of was encoded before: the pieces
-between a template's control tokens are remembered, and the hashes of blocks. Each tenant's apart, as
-a shared memory would tell one tenant by its speed what another has sent.
+between a template's control tokens are remembered, and the hashes of blocks. Each tenant's apart:
+a shared memory would tell one tenant, by its speed, what another has sent.
 """
 
 from __future__ import annotations

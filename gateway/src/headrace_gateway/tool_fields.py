@@ -26,15 +26,15 @@ def add_tools(request: ApiRequest, chat: ChatBody) -> None:
     Raises:
         InvalidRequest: `param` names what is wrong with them.
     """
-    functions = [_function(tool, f"tools[{idx}]") for idx, tool in enumerate(chat.tools or ())]
+    if not chat.tools:
+        _refuse_choice_without_tools(chat)
+        return
+    functions = [_function(tool, f"tools[{idx}]") for idx, tool in enumerate(chat.tools)]
     names = [tool["function"]["name"] for tool in functions]
     if len(functions) > _MAX_TOOLS:
         raise InvalidRequest(f"tools may hold at most {_MAX_TOOLS} functions.", param="tools")
     if len(set(names)) < len(names):
         raise InvalidRequest("tools: each function needs a name of its own.", param="tools")
-    if not functions:
-        _refuse_choice_without_tools(chat)
-        return
     mode, allowed = _choice(chat, names)
     # Who names a function wants that call, not several of it.
     is_named = isinstance(chat.tool_choice, FunctionChoice)
