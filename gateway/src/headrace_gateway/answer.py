@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -131,7 +131,7 @@ class Delivery:
     # The guard ended it.
     is_blocked: bool = False
     # Characters of generated text given to the sink, by choice.
-    sent_chars: Counter[int] = field(default_factory=Counter)
+    sent_chars: dict[int, int] = field(default_factory=dict)
     # Monotonic time of the first text sent; None = none yet.
     first_text_s: float | None = None
     # Text went out without the guard, as the key allows; the guard ended before the answer did.
@@ -372,7 +372,8 @@ class Answer:
         if choice.is_over:
             return
         delivery = self.delivery
-        delivery.sent_chars[release.choice_idx] += len(release.text)
+        sent_chars = delivery.sent_chars.get(release.choice_idx, 0)
+        delivery.sent_chars[release.choice_idx] = sent_chars + len(release.text)
         logprobs = choice.released_logprobs(release) if choice.has_logprobs else []
         if delivery.first_text_s is None and (release.text or logprobs):
             delivery.first_text_s = self._clock.now_s()

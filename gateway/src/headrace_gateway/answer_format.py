@@ -47,7 +47,7 @@ class ChoiceAnswer:
     calls: list[CallAnswer] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AnswerHead:
     """What every chunk repeats."""
 

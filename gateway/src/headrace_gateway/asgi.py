@@ -108,6 +108,8 @@ class ApiRoute(ABC):
 
     def __init__(self, form: ErrorForm, context: RouteContext) -> None:
         self._form, self._context = form, context
+        self._name = form.endpoint.value
+        self._durations_s = context.metrics.duration_s.labels(self._name)
 
     @abstractmethod
     async def _work(self, caller: Caller, exchange: WatchedExchange, body: bytes) -> str:
@@ -118,18 +120,18 @@ class ApiRoute(ABC):
         context = self._context
         request_id = new_request_id(context.clock)
         exchange = HttpExchange(scope, receive, context.limits.slow_reader_s)
-        exchange.headers += [(name, request_id.encode()) for name in self._form.id_headers]
+        encoded_id = request_id.encode()
+        exchange.headers += [(name, encoded_id) for name in self._form.id_headers]
         outcome, started_s = "CANCELLED", context.clock.now_s()
         context.metrics.running.inc()
         try:
             outcome = await self._answer(exchange, scope["method"], request_id)
         finally:
             context.metrics.running.inc(-1)
-            name = self._form.endpoint.value
-            context.metrics.requests.labels(name, outcome).inc()
+            context.metrics.requests.labels(self._name, outcome).inc()
             elapsed_s = context.clock.now_s() - started_s
-            context.metrics.duration_s.labels(name).observe(elapsed_s)
-            _log.debug("%s %s %s %.3f s", request_id, name, outcome, elapsed_s)
+            self._durations_s.observe(elapsed_s)
+            _log.debug("%s %s %s %.3f s", request_id, self._name, outcome, elapsed_s)
 
     async def _answer(self, exchange: HttpExchange, method: str, request_id: RequestId) -> str:
         """Answer and return the outcome's name."""
@@ -137,7 +139,7 @@ class ApiRoute(ABC):
             with span(
                 "request",
                 kind=SpanKind.SERVER,
-                attributes={"request_id": request_id, "endpoint": self._form.endpoint.value},
+                attributes={"request_id": request_id, "endpoint": self._name},
             ):
                 return await self._serve(exchange, method, request_id)
         except HeadraceError as error:
@@ -159,15 +161,16 @@ class ApiRoute(ABC):
             raise error_body.MethodNotAllowed(
                 f"{method[:20]} is not allowed here; use POST.", ("POST",)
             )
-        principal = await self._context.auth.authenticate(exchange.request_headers)
-        if self._context.is_stopping():
+        context = self._context
+        principal = await context.auth.authenticate(exchange.request_headers)
+        if context.is_stopping():
             raise Unavailable("The server is stopping.", retry_after_s=1.0)
         try:
             check_query(exchange.query, self._form.query_params)
-            body = await exchange.read_body(self._context.limits.max_body_bytes)
+            body = await exchange.read_body(context.limits.max_body_bytes)
             caller = Caller(request_id, principal, exchange)
             if exchange.header(b"idempotency-key"):
-                return await self._context.idempotency.run(caller, exchange, body, self._work)
+                return await context.idempotency.run(caller, exchange, body, self._work)
             return await self._work(caller, exchange, body)
         except HeadraceError as error:
             if not any(map(is_limit_header, error.metadata)):

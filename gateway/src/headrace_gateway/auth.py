@@ -74,6 +74,7 @@ class KeyAuth:
     ) -> None:
         self._source, self._clock, self._metrics = source, clock, metrics
         self._on_change = on_change
+        self._from_cache = metrics.key_lookups.labels("cache")
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._refused: OrderedDict[bytes, float] = OrderedDict()
         self._lookups: dict[bytes, asyncio.Task[billing_pb2.Principal]] = {}
@@ -93,7 +94,13 @@ class KeyAuth:
 
     async def resolve(self, digest: bytes) -> billing_pb2.Principal:
         """Return whose key has this SHA-256; raises as `authenticate` does."""
-        principal = await self._resolve(digest)
+        now_s = self._clock.now_s()
+        entry = self._entries.get(digest)
+        if entry is not None and not entry.is_suspect and now_s - entry.checked_s < _FRESH_S:
+            self._from_cache.inc()
+            principal = entry.principal
+        else:
+            principal = await self._ask_again(digest, now_s)
         if 0 < principal.expires_unix_s <= self._clock.unix_s():
             raise KeyRevoked("This API key has expired.")
         return principal
@@ -133,12 +140,7 @@ class KeyAuth:
         for entry in self._entries.values():
             entry.is_suspect = True
 
-    async def _resolve(self, digest: bytes) -> billing_pb2.Principal:
-        now = self._clock.now_s()
-        entry = self._entries.get(digest)
-        if entry is not None and not entry.is_suspect and now - entry.checked_s < _FRESH_S:
-            self._metrics.key_lookups.labels("cache").inc()
-            return entry.principal
+    async def _ask_again(self, digest: bytes, now: float) -> billing_pb2.Principal:
         if self._refused.get(digest, 0.0) > now:
             self._metrics.key_lookups.labels("refused_cache").inc()
             raise _unknown()

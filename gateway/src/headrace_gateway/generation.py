@@ -153,27 +153,11 @@ class _Attempt(Protocol):
     def output(self, num_tokens: int) -> None:
         """Report how much was generated."""
 
-    def failed(self, error: Unavailable) -> None:
+    def failed(self, reason: str) -> None:
         """Report that the replica failed the request."""
 
     def end(self) -> None:
         """Give the load back."""
-
-
-class _Picked:
-    """Chosen by the router."""
-
-    def __init__(self, pick: Pick) -> None:
-        self.ref, self.address = pick.decision.replica, pick.decision.address
-        self.queue_s = pick.decision.queue_s
-        self.prefill_address = pick.decision.prefill_address
-        self.first_token, self.output, self.end = pick.first_token, pick.output, pick.end
-        self._tell_failed = pick.failed
-
-    def failed(self, error: Unavailable) -> None:
-        """Tell the router, unless the replica only had no place or is leaving."""
-        if not isinstance(error, QueueFull | ReplicaDraining):
-            self._tell_failed(error.reason)
 
 
 class _Guessed:
@@ -189,7 +173,7 @@ class _Guessed:
     def output(self, num_tokens: int) -> None:
         """Nobody to tell."""
 
-    def failed(self, error: Unavailable) -> None:
+    def failed(self, reason: str) -> None:
         """Nobody to tell."""
 
     def end(self) -> None:
@@ -240,7 +224,7 @@ class Generator:
                 if job.is_done:
                     return
                 failure = error
-                attempt.failed(error)
+                _tell_failed(attempt, error)
                 if not job.is_resumable:
                     raise _not_resumable() from error
                 self.metrics.resumes.labels(error.reason).inc()
@@ -274,7 +258,7 @@ class Generator:
                 answer = await self.workers.embed(attempt.address, request, timeout_s)
             except Unavailable as error:
                 failure = error
-                attempt.failed(error)
+                _tell_failed(attempt, error)
                 job.pick.excluded.append(attempt.ref)
             else:
                 job.replicas.append(attempt.ref)
@@ -317,12 +301,12 @@ class Generator:
         if not self.directory.is_following:
             return self._guess(job)
         try:
-            return _Picked(await self.router.pick(job.pick, deadline_s - started_s))
+            return await self.router.pick(job.pick, deadline_s - started_s)
         except (ReplicaLost, Internal, Unimplemented):
             # The router itself is gone or broken; its refusals are other errors.
             return self._guess(job)
         finally:
-            self.metrics.stage_s.labels("pick").observe(self.clock.now_s() - started_s)
+            self.metrics.stages_s["pick"].observe(self.clock.now_s() - started_s)
 
     def _guess(self, job: Job) -> _Attempt:
         self.metrics.degraded.labels("router").inc()
@@ -348,7 +332,7 @@ class Generator:
                 request.kv_source.address = attempt.prefill_address
             call = await self.workers.generate(attempt.address, request, deadline_s - started_s)
             calls.append(call)
-            async with call:
+            try:
                 reading = _Reading(job, attempt, call, outlet, self.clock, started_s)
                 while True:
                     if await call.wait(reading.take_ready):
@@ -359,6 +343,8 @@ class Generator:
                         if reading.take_ready():
                             continue
                     await outlet.wait()
+            finally:
+                call.cancel()
         if not job.is_done:
             raise ReplicaLost("The replica ended before the answer did.")
 
@@ -412,6 +398,12 @@ class _Reading:
         return job.is_done or self._outlet.try_pass()
 
 
+def _tell_failed(attempt: _Attempt, error: Unavailable) -> None:
+    """Tell the router, unless the replica only had no place or is leaving."""
+    if not isinstance(error, QueueFull | ReplicaDraining):
+        attempt.failed(error.reason)
+
+
 def _copied(request: pb.GenerateRequest) -> pb.GenerateRequest:
     copy = pb.GenerateRequest()
     copy.CopyFrom(request)
@@ -458,7 +450,8 @@ def _take(job: Job, attempt: _Attempt, event: pb.GenerateEvent) -> bool:
         # What comes once comes first or last.
         _note_rest(job, event)
     if event.usage.prompt_tokens:
-        job.usage.CopyFrom(event.usage)
+        # Not copied: nobody else has the event.
+        job.usage = event.usage
     if job.generate.HasField("text"):
         return _take_text(job, event)
     # Counted here: a worker that took over counts again what it redid of ended choices.

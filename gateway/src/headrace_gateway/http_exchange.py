@@ -21,7 +21,7 @@ Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# Key in scope["extensions"] under which our server shows the `Connection` and the `Reply`.
+# Key in the scope under which our server shows the `Connection` and the `Reply`.
 CONNECTION_EXTENSION = "headrace.connection"
 # Key in the scope of headers that go with any answer to this request, whatever it is.
 EXTRA_HEADERS = "headrace.extra_headers"
@@ -82,11 +82,12 @@ class HttpExchange:
     def __init__(self, scope: Scope, receive: Receive, slow_reader_s: float) -> None:
         self._scope, self._receive = scope, receive
         self._slow_reader_s = slow_reader_s
-        ours = scope["extensions"][CONNECTION_EXTENSION]
-        self._connection: Connection = ours["is"]
+        # Taken: the reply knows the scope, and would be held by it in a ring.
+        ours: tuple[Connection, Reply] = scope.pop(CONNECTION_EXTENSION)
+        self._connection, self._reply = ours
         self._extra: Headers = scope.get(EXTRA_HEADERS) or []
-        # Taken: it knows the scope, and would be held by it in a ring.
-        self._reply: Reply = ours.pop("reply")
+        # The request's headers, names in lower case.
+        self.request_headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._on_gone: Callable[[], None] = _nothing
         # Sent with the status line, whatever the answer.
         self.headers: Headers = []
@@ -107,12 +108,6 @@ class HttpExchange:
         query: bytes = self._scope["query_string"]
         return query
 
-    @property
-    def request_headers(self) -> list[tuple[bytes, bytes]]:
-        """The request's headers, names in lower case."""
-        headers: list[tuple[bytes, bytes]] = self._scope["headers"]
-        return headers
-
     def header(self, name: bytes) -> bytes:
         """Return a request header; empty if absent."""
         for key, value in self.request_headers:
@@ -131,14 +126,14 @@ class HttpExchange:
         """
         if self.header(b"content-encoding") not in (b"", b"identity"):
             raise UnsupportedEncoding("Compressed request bodies are not supported.")
-        declared = self.header(b"content-length")
-        if declared.isdigit() and int(declared) > max_bytes:
-            raise _too_large(max_bytes)
         # With short requests it came in one read with the head.
         if (body := self._reply.whole_body()) is not None:
             if len(body) > max_bytes:
                 raise _too_large(max_bytes)
             return body
+        declared = self.header(b"content-length")
+        if declared.isdigit() and int(declared) > max_bytes:
+            raise _too_large(max_bytes)
         try:
             async with asyncio.timeout(_BODY_TIMEOUT_S):
                 return await self._collect(max_bytes)

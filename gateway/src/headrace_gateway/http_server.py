@@ -174,7 +174,6 @@ class _Protocol(HttpToolsProtocol):
             return
         super().on_message_begin()
         self._is_in_head, self._head_bytes = True, 0
-        self.scope["extensions"] = {CONNECTION_EXTENSION: {"is": self}}
 
     def on_url(self, url: bytes) -> None:
         if not self._skips_head:
@@ -183,7 +182,10 @@ class _Protocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         # Fields behind the body are none of the head's, and could be any number.
         if self._is_in_head and not self._skips_head:
-            super().on_header(name, value)
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self._skips_head:
@@ -192,7 +194,7 @@ class _Protocol(HttpToolsProtocol):
         self._is_in_head = False
         self._head_due_s = math.inf
         super().on_headers_complete()
-        self.scope["extensions"][CONNECTION_EXTENSION]["reply"] = _Reply(self.cycle)
+        self.scope[CONNECTION_EXTENSION] = self, _Reply(self.cycle)
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():

@@ -53,7 +53,7 @@ class TtftGoals:
         return self.standard_ms
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EncodedPrompt:
     """A prompt as ids, with the chain of its block hashes joined."""
 

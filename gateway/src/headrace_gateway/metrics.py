@@ -7,6 +7,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from headrace_common.loop_metrics import Count, LoopCounter, LoopHistogram
 from headrace_common.metrics import LATENCY_BUCKETS_S
 
+STAGES = ("tokenise", "guard", "admit", "pick", "close")
+
 
 class GatewayMetrics:
     """What the gateway counts. No label value ever comes from a client."""
@@ -39,13 +41,14 @@ class GatewayMetrics:
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
-        self.stage_s = LoopHistogram(
+        stage_s = LoopHistogram(
             "headrace_gateway_stage_seconds",
             "Time per stage of a request.",
             ["stage"],
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
+        self.stages_s = {name: stage_s.labels(name) for name in STAGES}
         self._make_counters(registry)
         self._make_outage_metrics(registry)
 
@@ -67,11 +70,14 @@ class GatewayMetrics:
         )
 
     def _make_counters(self, registry: CollectorRegistry) -> None:
-        self.tokens = LoopCounter(
+        tokens = LoopCounter(
             "headrace_gateway_tokens",
             "Tokens of closed requests, by kind: prompt (cached included), cached, output.",
             ["kind"],
             registry=registry,
+        )
+        self.prompt_tokens, self.cached_tokens, self.output_tokens = (
+            tokens.labels(kind) for kind in ("prompt", "cached", "output")
         )
         self.resumes = LoopCounter(
             "headrace_gateway_resumes",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -83,8 +82,8 @@ class ModelDirectory:
         self._encoders: dict[tuple[str, str], PromptEncoder] = {}
         self._text_encoder = TextEncoder()
         self._fetches: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._running: Counter[RefKey] = Counter()
-        self._addresses: Counter[str] = Counter()
+        self._running: dict[RefKey, int] = {}
+        self._addresses: dict[str, int] = {}
         self._on_lost: dict[RefKey, set[OnLost]] = {}
         self._has_list = False
         # Whether the router is there: while it is not, nobody waits for its decisions.
@@ -163,8 +162,8 @@ class ModelDirectory:
 
     def begin_on(self, key: RefKey, address: str, on_lost: OnLost) -> None:
         """See `running_on`."""
-        self._running[key] += 1
-        self._addresses[address] += 1
+        self._running[key] = self._running.get(key, 0) + 1
+        self._addresses[address] = self._addresses.get(address, 0) + 1
         self._on_lost.setdefault(key, set()).add(on_lost)
 
     def end_on(self, key: RefKey, address: str, on_lost: OnLost) -> None:
@@ -179,7 +178,7 @@ class ModelDirectory:
     def _load(self, replica: Replica) -> tuple[int, int]:
         load = replica.load
         return (
-            self._running[ref_key(replica.replica)],
+            self._running.get(ref_key(replica.replica), 0),
             load.queued_prefill_tokens + load.running_tokens,
         )
 
@@ -268,10 +267,12 @@ class _Running(AbstractContextManager[None]):
         self._directory.end_on(*self._where)
 
 
-def _count_down(counter: Counter[_K], key: _K) -> None:
-    counter[key] -= 1
-    if counter[key] <= 0:
-        del counter[key]
+def _count_down(counts: dict[_K, int], key: _K) -> None:
+    left = counts.get(key, 0) - 1
+    if left > 0:
+        counts[key] = left
+    else:
+        counts.pop(key, None)
 
 
 def _is_usable(replica: Replica) -> bool:

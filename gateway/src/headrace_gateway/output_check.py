@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple, Protocol
 
 from headrace_common.errors import Deadline, GuardUnavailable, HeadraceError, ReplicaLost
+from headrace_common.proto_wire import bytes_tag, with_length
 from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.guard.v1 import guard_pb2 as pb
 from headrace_gateway.clients.guard import OutputCall
@@ -25,6 +26,8 @@ _LAST_ANSWER_S = 5.0
 # Of an answer that is sent whole, the guard gets pieces of so many characters: nobody waits for
 # single tokens, and what is blocked is still noticed early.
 _PIECE_CHARS = 512
+
+_TEXT = bytes_tag(pb.CheckOutputRequest.DESCRIPTOR.fields_by_name["text"].number)
 
 
 class OutputOpener(Protocol):
@@ -77,7 +80,8 @@ class OutputCheck:
         self._ends: set[int] = set()
         self._over: set[int] = set()
         # Releases that do not come from the guard; None = no more.
-        self._unguarded: asyncio.Queue[Release | None] = asyncio.Queue()
+        self._unguarded: deque[Release | None] = deque()
+        self._has_unguarded = asyncio.Event()
         self._is_finished = False
         # It ended before the text did.
         self.is_lost = False
@@ -92,7 +96,7 @@ class OutputCheck:
     def has_ready(self) -> bool:
         """Whether `releases` gives the next one without waiting."""
         if self._call is None:
-            return not self._unguarded.empty()
+            return bool(self._unguarded)
         return self._call.has_ready
 
     def push(self, choice_idx: int, text: str, *, is_last: bool) -> None:
@@ -100,7 +104,7 @@ class OutputCheck:
         if choice_idx in self._over or not (text or is_last):
             return
         if self._call is None:
-            self._unguarded.put_nowait(Release(choice_idx, text, is_last))
+            self._pass_unguarded(Release(choice_idx, text, is_last))
             return
         held = self._held.get(choice_idx)
         if held is None:
@@ -121,7 +125,7 @@ class OutputCheck:
             return
         self._is_finished = True
         if self._call is None:
-            self._unguarded.put_nowait(None)
+            self._pass_unguarded(None)
             return
         for choice_idx, text in self._gathered.items():
             self._send(self._call, choice_idx, text, is_last=False)
@@ -165,7 +169,13 @@ class OutputCheck:
                 self._go_on_unguarded(ReplicaLost("The guard ended early."))
                 break
             yield self._released(answer)
-        while (release := await self._unguarded.get()) is not None:
+        while True:
+            while not self._unguarded:
+                self._has_unguarded.clear()
+                await self._has_unguarded.wait()
+            release = self._unguarded.popleft()
+            if release is None:
+                return
             yield release
 
     def take_ready(self) -> Release | None:
@@ -185,7 +195,7 @@ class OutputCheck:
     def _send(self, call: OutputCall, choice_idx: int, text: str, *, is_last: bool) -> None:
         message = pb.OutputText(choice_idx=choice_idx, text=text, last=is_last)
         try:
-            call.send(pb.CheckOutputRequest(text=message))
+            call.send_encoded(_TEXT + with_length(message.SerializeToString()))
         except ReplicaLost:
             # `releases` learns the same and decides.
             return
@@ -221,9 +231,13 @@ class OutputCheck:
         for choice_idx, held in self._held.items():
             if choice_idx not in self._over:
                 is_last = choice_idx in self._ends
-                self._unguarded.put_nowait(Release(choice_idx, "".join(held), is_last))
+                self._pass_unguarded(Release(choice_idx, "".join(held), is_last))
         if self._is_finished:
-            self._unguarded.put_nowait(None)
+            self._pass_unguarded(None)
+
+    def _pass_unguarded(self, release: Release | None) -> None:
+        self._unguarded.append(release)
+        self._has_unguarded.set()
 
     def _drop_held(self, choice_idx: int, released_chars: int) -> None:
         """Forget what came out, up to a position in the choice's original text."""

@@ -139,21 +139,17 @@ def _in_effect(row: Price, now: int) -> bool:
 
 def hold_nano_usd(rates: Rates, prompt_tokens: int, output_tokens: int) -> int:
     """Return the most that a request can cost: nothing cached, every output token made."""
-    return max(
-        (
-            prompt_tokens
-            * max(row.input_nano_usd, row.cached_input_nano_usd, row.cache_write_nano_usd)
-            + output_tokens * row.output_nano_usd
-            for row in _reachable(rates, prompt_tokens)
-        ),
-        default=0,
-    )
+    most = 0
+    for row in _reachable(rates, prompt_tokens):
+        dearest = max(row.input_nano_usd, row.cached_input_nano_usd, row.cache_write_nano_usd)
+        most = max(most, prompt_tokens * dearest + output_tokens * row.output_nano_usd)
+    return most
 
 
-def _reachable(rates: Rates, prompt_tokens: int) -> list[Price]:
+def _reachable(rates: Rates, prompt_tokens: int) -> Sequence[Price]:
     # A request may end with fewer prompt tokens counted than it was admitted with.
     if len(rates.levels) == 1 and len(rates.levels[0]) == 1:
-        return list(rates.up_to(prompt_tokens))
+        return rates.up_to(prompt_tokens)
     edges = {0, prompt_tokens, *(row.from_prompt_tokens for row in rates.up_to(prompt_tokens))}
     return [row for edge in sorted(edges) if (row := rates.of(edge)) is not None]
 

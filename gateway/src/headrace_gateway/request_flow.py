@@ -63,7 +63,7 @@ from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.model_routes.model_names import ModelNames
 from headrace_gateway.output_check import OutputOpener, open_output_check
 from headrace_gateway.output_estimate import OutputEstimates
-from headrace_gateway.pricing import PriceBook, amount_nano_usd, cached_tokens, hold_nano_usd
+from headrace_gateway.pricing import PriceBook, cached_tokens, hold_nano_usd
 from headrace_gateway.rate_headers import header_pairs
 from headrace_gateway.sent_reports import SentReports
 from headrace_gateway.stories import Stories
@@ -74,7 +74,6 @@ _log = logging.getLogger(__name__)
 
 # Larger inputs are encoded first: one that does not fit the context is not worth the guard's time.
 _GUARD_LATER_CHARS = 64 * 1024
-_NO_BOUND = contextlib.nullcontext()
 # The last event waits so long for the lease's return; then it goes on behind the answer.
 _SETTLE_WAIT_S = 0.25
 
@@ -362,8 +361,11 @@ class RequestFlow:
         visit.delivery = answer.delivery
         try:
             # The calls to router and worker end at the deadline by themselves.
-            async with start_bound or _NO_BOUND:
+            if start_bound is None:
                 await answer.run(deadline_s)
+            else:
+                async with start_bound:
+                    await answer.run(deadline_s)
         except (Deadline, TimeoutError) as error:
             raise Deadline("The request took too long.") from error
         except InvalidRequest as error:
@@ -437,7 +439,7 @@ class RequestFlow:
             usage,
             ending,
             [ref for job in visit.jobs for ref in job.replicas],
-            estimated=any(job.is_estimate or not job.usage.prompt_tokens for job in visit.jobs),
+            estimated=any(it.is_estimate or not it.usage.prompt_tokens for it in visit.jobs),
         )
         now_s = self.clock.now_s()
         event.duration_s = now_s - visit.started_s
@@ -456,30 +458,36 @@ class RequestFlow:
                 input_tokens=usage.prompt_tokens,
                 cached_input_tokens=0 if counts else cached,
                 output_tokens=usage.output_tokens,
-                cost_nano_usd=amount_nano_usd(admitted.account.rates, usage),
+                cost_nano_usd=event.amount_nano_usd,
             ),
         )
         self.sent_reports.tell(visit)
         if self.stories is not None:
             self.stories.add(visit, event)
-        recorded = self.usage_log.closed(event)
-        self._keep(recorded)
-        recorded.add_done_callback(partial(self._note_recorded, visit.request_id))
-        for kind, count in (
-            ("prompt", usage.prompt_tokens),
-            ("cached", cached),
-            ("output", usage.output_tokens),
-        ):
-            self.metrics.tokens.labels(kind).inc(count)
-        await _ended(recorded)
+        ended = self._ended(visit.request_id, self.usage_log.closed(event))
+        self.metrics.prompt_tokens.inc(usage.prompt_tokens)
+        self.metrics.cached_tokens.inc(cached)
+        self.metrics.output_tokens.inc(usage.output_tokens)
+        await ended
         if settling is not None and not settling.done():
             await asyncio.wait({settling}, timeout=_SETTLE_WAIT_S)
 
-    def _note_recorded(self, request_id: str, recorded: asyncio.Future[None]) -> None:
-        if not recorded.cancelled() and (error := recorded.exception()) is not None:
-            # Kept in memory and written once the disk takes it; the client's answer is complete.
-            self.metrics.degraded.labels("outbox").inc()
-            _log.warning("%s is closed, not yet on disk: %s", request_id, error)
+    def _ended(self, request_id: str, recorded: asyncio.Future[None]) -> asyncio.Future[None]:
+        """Return what can be awaited, and cancelled, without cancelling the record."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._closings.add(recorded)
+
+        def note(_: object) -> None:
+            self._closings.discard(recorded)
+            if not recorded.cancelled() and (error := recorded.exception()) is not None:
+                # Kept in memory and written once the disk takes it; the answer is complete.
+                self.metrics.degraded.labels("outbox").inc()
+                _log.warning("%s is closed, not yet on disk: %s", request_id, error)
+            if not ended.done():
+                ended.set_result(None)
+
+        recorded.add_done_callback(note)
+        return ended
 
     def _give_back(self, admitted: _Admitted, actual: Amounts) -> asyncio.Task[None] | None:
         """Begin to settle the lease, once; None = it was settled before."""
@@ -489,17 +497,14 @@ class RequestFlow:
     def _later(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run work that no cancellation of the request may reach."""
         task = asyncio.create_task(work)
-        self._keep(task)
+        self._closings.add(task)
+        task.add_done_callback(self._closings.discard)
         return task
-
-    def _keep(self, closing: asyncio.Future[None]) -> None:
-        self._closings.add(closing)
-        closing.add_done_callback(self._closings.discard)
 
     def note_stage(self, visit: Visit, name: str, elapsed_s: float) -> None:
         """Note how long a stage took."""
         visit.stages_s[name] = elapsed_s
-        self.metrics.stage_s.labels(name).observe(elapsed_s)
+        self.metrics.stages_s[name].observe(elapsed_s)
 
 
 class _Stage:
@@ -510,29 +515,17 @@ class _Stage:
     def __init__(self, flow: RequestFlow, visit: Visit, name: str) -> None:
         self._flow, self._visit, self._name = flow, visit, name
         self._span = span(name) if is_recorded() else None
+        self._started_s = flow.clock.now_s()
 
     def __enter__(self) -> None:
-        self._started_s = self._flow.clock.now_s()
         if self._span is not None:
             self._span.__enter__()
 
     def __exit__(self, *exc_info: Any) -> None:  # Any: as the language passes them
-        elapsed_s = self._flow.clock.now_s() - self._started_s
-        self._flow.note_stage(self._visit, self._name, elapsed_s)
+        flow = self._flow
+        flow.note_stage(self._visit, self._name, flow.clock.now_s() - self._started_s)
         if self._span is not None:
             self._span.__exit__(*exc_info)
-
-
-async def _ended(work: asyncio.Future[None]) -> None:
-    """Wait for what goes on if the waiter is cancelled, well or badly ended."""
-    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def tell(_: object) -> None:
-        if not ended.done():
-            ended.set_result(None)
-
-    work.add_done_callback(tell)
-    await ended
 
 
 def _start_bound(visit: Visit) -> asyncio.Timeout | None:

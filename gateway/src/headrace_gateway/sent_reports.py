@@ -52,7 +52,7 @@ class SentReports:
             request_id=visit.request_id,
             tenant_id=visit.principal.tenant_id,
             key_id=visit.principal.key_id,
-            sent_chars=visit.delivery.sent_chars.total(),
+            sent_chars=sum(visit.delivery.sent_chars.values()),
             sent_chars_by_choice=visit.delivery.sent_chars,
             fail_open=visit.delivery.went_unguarded,
             guard_lost=visit.delivery.lost_the_guard,

@@ -30,7 +30,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenIds:
     """Token ids in order.
 

@@ -46,7 +46,7 @@ class UsageLog(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Account:
     """What both events of one request share."""
 

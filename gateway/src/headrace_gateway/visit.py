@@ -92,7 +92,7 @@ class Visit:
 MakeSink = Callable[[Visit, ServedModel, Clock], Sink | VectorSink]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Caller:
     """Who asks, and by which request."""
 
@@ -101,7 +101,7 @@ class Caller:
     exchange: Exchange
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reading:
     """A body understood: what is asked for, and in which form the answer goes out."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headrace_common.proto_wire import Encoded, bytes_tag, with_length
 from headrace_common.rpc import method_ref
 from headrace_common.session import SessionCall, SessionClient
 from headrace_contracts.guard.v1 import guard_pb2 as pb
@@ -12,6 +13,7 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["Guard"]
 _INPUT = method_ref(_SERVICE, "CheckInput", pb.CheckInputRequest, pb.CheckInputResponse)
 _OUTPUT = method_ref(_SERVICE, "CheckOutput", pb.CheckOutputRequest, pb.CheckOutputResponse)
 _MODERATE = method_ref(_SERVICE, "Moderate", pb.ModerateRequest, pb.ModerateResponse)
+_OPEN = bytes_tag(pb.CheckOutputRequest.DESCRIPTOR.fields_by_name["open"].number)
 _SENT = method_ref(_SERVICE, "ReportSentMany", pb.SentReports, pb.SentReportResponse)
 
 InputCall = SessionCall[pb.CheckInputRequest, pb.CheckInputResponse]
@@ -38,7 +40,8 @@ class GuardClient:
         Raises:
             ReplicaLost: the guard cannot be reached.
         """
-        return await self._session.start(_OUTPUT, pb.CheckOutputRequest(open=opened))
+        first = Encoded(_OPEN + with_length(opened.SerializeToString()))
+        return await self._session.start(_OUTPUT, first)
 
     async def moderate(self, request: pb.ModerateRequest) -> pb.ModerateResponse:
         """Score texts by category.

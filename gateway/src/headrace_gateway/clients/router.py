@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from headrace_common.errors import NoReplica, ReplicaLost
+from headrace_common.proto_wire import Encoded, bytes_tag, with_length
 from headrace_common.rpc import method_ref
 from headrace_common.session import SessionCall, SessionClient
 from headrace_contracts.router.v1 import router_pb2 as pb
@@ -14,6 +15,9 @@ _PICK = method_ref(_SERVICE, "Pick", pb.PickMessage, pb.Decision)
 _DECISION = method_ref(_SERVICE, "GetDecision", pb.GetDecisionRequest, pb.Decision)
 _DECISION_TIMEOUT_S = 1.0
 _WATCH = method_ref(_SERVICE, "WatchReplicas", pb.WatchReplicasRequest, pb.ReplicaList)
+_ASKED, _PROGRESS = (
+    bytes_tag(pb.PickMessage.DESCRIPTOR.fields_by_name[it].number) for it in ("pick", "progress")
+)
 
 # Generated tokens between two reports: fairness and load are counted in hundreds.
 _PROGRESS_TOKENS = 32
@@ -26,30 +30,35 @@ class Pick:
         self, call: SessionCall[pb.PickMessage, pb.Decision], decision: pb.Decision
     ) -> None:
         self._call = call
-        self.decision = decision
+        self.ref, self.address = decision.replica, decision.address
+        # Seconds in the router's queue.
+        self.queue_s = decision.queue_s
+        # Of the worker that computes the prompt for it; empty = it does so itself.
+        self.prefill_address = decision.prefill_address
         self._told_tokens = 0
 
     def first_token(self, cached_tokens: int, ttft_s: float) -> None:
         """Tell the router that the prompt is computed. A lost router is no error here."""
-        self._tell(pb.PickProgress(first_token=True, cached_tokens=cached_tokens, ttft_s=ttft_s))
+        self._tell(first_token=True, cached_tokens=cached_tokens, ttft_s=ttft_s)
 
     def output(self, num_tokens: int) -> None:
         """Tell the router now and then how much was generated. A lost router is no error here."""
         if num_tokens - self._told_tokens >= _PROGRESS_TOKENS:
             self._told_tokens = num_tokens
-            self._tell(pb.PickProgress(output_tokens=num_tokens))
+            self._tell(output_tokens=num_tokens)
 
     def failed(self, reason: str) -> None:
         """Tell the router that the replica failed the request. A lost router is no error here."""
-        self._tell(pb.PickProgress(failed_reason=reason))
+        self._tell(failed_reason=reason)
 
     def end(self) -> None:
         """Give the load back, once the router has taken what was told before. Idempotent."""
         self._call.finish()
 
-    def _tell(self, progress: pb.PickProgress) -> None:
+    def _tell(self, **progress: float | str) -> None:
+        encoded = pb.PickProgress(**progress).SerializeToString()  # type: ignore[arg-type]
         try:
-            self._call.send(pb.PickMessage(progress=progress))
+            self._call.send_encoded(_PROGRESS + with_length(encoded))
         except ReplicaLost:
             return
 
@@ -66,7 +75,7 @@ class RouterClient:
         Raises:
             HeadraceError: the router's refusal, or `ReplicaLost` / `Deadline` of the way there.
         """
-        first = pb.PickMessage(pick=request)
+        first = Encoded(_ASKED + with_length(request.SerializeToString()))
         call = await self._session.start(_PICK, first, timeout_s=timeout_s)
         try:
             decision = await call.receive()

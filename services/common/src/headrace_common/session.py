@@ -38,6 +38,7 @@ from headrace_common.errors import (
     ReplicaLost,
 )
 from headrace_common.lifecycle import cancel_and_wait
+from headrace_common.proto_wire import Encoded
 from headrace_common.rpc import MethodRef, Req, Res
 from headrace_common.rpc_status import from_status
 from headrace_common.session_items import WINDOW, credit, message, opening, signal
@@ -331,7 +332,7 @@ class SessionClient:
     async def start(
         self,
         method: MethodRef[Req, Res],
-        first: Req | None = None,
+        first: Req | Encoded | None = None,
         *,
         is_only: bool = False,
         timeout_s: float | None = None,
