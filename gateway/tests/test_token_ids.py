@@ -24,44 +24,29 @@ def test_both_forms_hold_the_ids(left: list[int], right: list[int]) -> None:
     assert TokenSequence.FromString(wire).token_ids == left + right
 
 
-def test_a_text_is_encoded_once_for_each_owner() -> None:
+def test_a_text_is_remembered_for_its_owner() -> None:
     """Nobody can tell by the time it takes what somebody else has sent."""
-    memory, encoded = PieceMemory(), []
-
-    def encode(text: str) -> list[int]:
-        encoded.append(text)
-        return [1, 2]
-
-    for owner in (b"a", b"a", b"b", b"b"):
-        assert memory.ids(owner, "text", encode).listed() == [1, 2]
-    assert encoded == ["text", "text"]
+    memory, ids = PieceMemory(), TokenIds.of([1, 2])
+    memory.put_ids(b"a", "text", ids)
+    assert memory.get((b"a", "text")) is ids
+    assert memory.get((b"b", "text")) is None
 
 
 def test_what_is_used_stays_and_the_rest_is_bounded() -> None:
-    memory, encoded = PieceMemory(max_bytes=100_000), []
-
-    def encode(text: str) -> list[int]:
-        encoded.append(text)
-        return [1]
-
+    memory, ids = PieceMemory(max_bytes=100_000), TokenIds.of([1])
+    memory.put_ids(b"", "often", ids)
     for idx in range(1000):
-        memory.ids(b"", "often", encode)
-        memory.ids(b"", f"seldom {idx}", encode)
-    assert encoded.count("often") == 1
-    memory.ids(b"", "seldom 0", encode)
-    assert encoded.count("seldom 0") == 2
+        memory.put_ids(b"", f"seldom {idx}", ids)
+        assert memory.get((b"", "often")) is ids
+    remembered = [idx for idx in range(1000) if memory.get((b"", f"seldom {idx}"))]
+    assert 100 < len(remembered) < 300
+    assert remembered[0] > 700
 
 
 def test_a_very_long_text_is_not_kept() -> None:
-    memory, encoded = PieceMemory(max_bytes=10_000), []
-
-    def encode(text: str) -> list[int]:
-        encoded.append(text)
-        return [1] * len(text)
-
-    for _ in range(2):
-        memory.ids(b"", "x" * 10_000, encode)
-    assert len(encoded) == 2
+    memory = PieceMemory(max_bytes=10_000)
+    memory.put_ids(b"", "x" * 10_000, TokenIds.of([1]))
+    assert memory.get((b"", "x" * 10_000)) is None
 
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=4), st.sampled_from([1, 16]))

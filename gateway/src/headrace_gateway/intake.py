@@ -118,9 +118,13 @@ class Intake:
 
 def num_chars(request: ApiRequest) -> int:
     """Return the size of everything that will be encoded, roughly."""
-    return sum(len(part.text) for part in request.guard_parts) + sum(
-        len(prompt) for prompt in request.prompts if not isinstance(prompt, str)
-    )
+    size = 0
+    for part in request.guard_parts:
+        size += len(part.text)
+    for prompt in request.prompts:
+        if not isinstance(prompt, str):
+            size += len(prompt)
+    return size
 
 
 def add_id_prompts(request: ApiRequest, encoder: PromptEncoder | TextEncoder) -> None:
@@ -143,14 +147,11 @@ def reservation(
         n: choices of each.
         expected_output_tokens: of one choice, where the request does not bound it.
     """
-    return Amounts(
-        requests=1,
-        input_tokens=sum(len(prompt.token_ids) for prompt in prompts),
-        output_tokens=sum(
-            min(prompt.max_tokens, expected_output_tokens or prompt.max_tokens) * n
-            for prompt in prompts
-        ),
-    )
+    num_input = num_output = 0
+    for prompt in prompts:
+        num_input += len(prompt.token_ids)
+        num_output += min(prompt.max_tokens, expected_output_tokens or prompt.max_tokens) * n
+    return Amounts(requests=1, input_tokens=num_input, output_tokens=num_output)
 
 
 def most_output_tokens(prompts: Sequence[EncodedPrompt], n: int) -> int:
@@ -168,7 +169,7 @@ def make_jobs(
 ) -> list[Job]:
     """Turn encoded prompts into jobs; several prompts get an id each, made from the request's."""
     seed = getrandbits(63) if request.seed is None else request.seed
-    ttft_slo_ms = goals.of(request, principal)
+    ttft_slo_ms, priority = goals.of(request, principal), priority_of(request, principal)
     jobs = []
     for idx, prompt in enumerate(prompts):
         told_id = request_id if len(prompts) == 1 else job_id(request_id, idx)
@@ -179,7 +180,7 @@ def make_jobs(
             block_size_tokens=model.card.recipe.block_size_tokens or blocks.BLOCK_SIZE_TOKENS,
             prompt_tokens=len(prompt.token_ids),
             expected_output_tokens=prompt.max_tokens * request.n,
-            priority=priority_of(request, principal),
+            priority=priority,
             tenant_id=principal.tenant_id,
             session_id=request.session_id,
             ttft_slo_ms=ttft_slo_ms,
@@ -222,18 +223,21 @@ def _generate(
     seed: int,
 ) -> GenerateRequest:
     limits = request.limits
+    stopping = Stopping(max_tokens=prompt.max_tokens)
+    if limits.min_tokens:
+        stopping.min_tokens = limits.min_tokens
+    if limits.stop:
+        stopping.stop.extend(limits.stop)
+    if limits.stop_token_ids:
+        stopping.stop_token_ids.extend(limits.stop_token_ids)
+    if limits.ignore_eos:
+        stopping.ignore_eos = True
     return GenerateRequest(
         request_id=told_id,
         model=model.card.model,
         cache_salt=principal.cache_salt,
         sampling=request.sampling,
-        stopping=Stopping(
-            max_tokens=prompt.max_tokens,
-            min_tokens=limits.min_tokens,
-            stop=limits.stop,
-            stop_token_ids=limits.stop_token_ids,
-            ignore_eos=limits.ignore_eos,
-        ),
+        stopping=stopping,
         priority=priority_of(request, principal),
         n=request.n,
         seed=seed,

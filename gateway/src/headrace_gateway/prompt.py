@@ -41,6 +41,8 @@ LONG_CHARS = 2048
 _END = "\0"
 _FIRST_MARK, _LAST_MARK = 0xE000, 0xF8FF
 _RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
+# Of messages that may tell of calls.
+_TOOL_ROLES = {"assistant", "tool"}
 _TEMPLATE_KEYS = frozenset(
     ("role", "content", "name", "tool_calls", "tool_call_id", "id", "type", "function", "arguments")
 )
@@ -157,9 +159,10 @@ class PromptEncoder:
             InvalidRequest: the template refuses it.
         """
         messages = self._fitted(messages, tools)
-        shown = list(tools) if self.template.knows_tools else []
-        args = dict(args or {})
-        self.template.check_args(args)
+        shown = list(tools) if tools and self.template.knows_tools else []
+        args = dict(args) if args else {}
+        if args:
+            self.template.check_args(args)
         given = [*messages, *shown, args]
         spelling = self._spelling
         if spelling is None or not self._needs_marks(given):
@@ -191,9 +194,10 @@ class PromptEncoder:
 
     def _fitted(self, messages: Sequence[Message], tools: Sequence[Message]) -> Sequence[Message]:
         """Fit the messages to what the model's template knows."""
-        if not self.template.knows_tools:
+        roles = {message["role"] for message in messages}
+        if not self.template.knows_tools and (tools or roles & _TOOL_ROLES):
             messages = tell_tools(messages, tools)
-        if not self.template.knows_developer:
+        if not self.template.knows_developer and "developer" in roles:
             messages = [
                 {**message, "role": "system"} if message["role"] == "developer" else message
                 for message in messages
@@ -212,17 +216,19 @@ class PromptEncoder:
         return text + mark if text.endswith(self._beginnings) else text
 
     def _encode_pieces(self, text: str, mark: str, owner: bytes | None) -> TokenIds:
-        found = [] if self._spelling is None else self._spelling.finditer(text)
         pieces: list[TokenIds] = []
-        start, strip_left = 0, False
-        for spelled in found:
-            ids, token = self._special[spelled.group()]
-            piece = _stripped(text[start : spelled.start()], mark, strip_left, token.lstrip)
+        start, strips = 0, False
+        for found in () if self._spelling is None else self._spelling.finditer(text):
+            ids, token = self._special[found.group()]
+            begin, end = found.span()
+            piece = text[start:begin]
+            if mark or strips or token.lstrip:
+                piece = _stripped(piece, mark, left=strips, right=token.lstrip)
             if piece:
                 pieces.append(self._piece_ids(piece, owner, is_first=not start))
             pieces.append(ids)
-            start, strip_left = spelled.end(), token.rstrip
-        piece = _stripped(text[start:], mark, strip_left, False)
+            start, strips = end, token.rstrip
+        piece = _stripped(text[start:], mark, left=strips, right=False)
         if piece:
             pieces.append(self._piece_ids(piece, owner, is_first=not start))
         return TokenIds.joined(pieces)
@@ -232,10 +238,14 @@ class PromptEncoder:
             return TokenIds.of(_ids(self._first, piece))
         if owner is None:
             return TokenIds.of(_ids(self._plain, piece))
-        return self._memory.ids(owner, piece, lambda text: _ids(self._plain, text))
+        ids = self._memory.get((owner, piece))
+        if ids is None:
+            ids = TokenIds.of(_ids(self._plain, piece))
+            self._memory.put_ids(owner, piece, ids)
+        return ids
 
 
-def _stripped(piece: str, mark: str, left: bool, right: bool) -> str:
+def _stripped(piece: str, mark: str, *, left: bool, right: bool) -> str:
     """Take the mark out of a piece, and the space that the control tokens beside it swallow."""
     if mark:
         piece = piece.replace(mark, "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from headrace_common.errors import ContextTooLong, InvalidRequest
 from headrace_contracts.billing.v1.billing_pb2 import Principal
@@ -16,17 +16,17 @@ def check_ids(request: ApiRequest, card: ModelCard) -> None:
     Raises:
         InvalidRequest: `param` says where.
     """
-    given: list[tuple[str, Iterable[int]]] = [
+    if card.takes_text:
+        # Ids are the engine's own affair.
+        return
+    given: list[tuple[str, Collection[int]]] = [
         ("logit_bias", request.sampling.logit_bias),
         ("stop_token_ids", request.limits.stop_token_ids),
     ]
     field = request.endpoint.prompt_field
     given += [(field, prompt) for prompt in request.prompts if not isinstance(prompt, str)]
-    if card.takes_text:
-        # Ids are the engine's own affair.
-        return
     for param, ids in given:
-        if max(ids, default=0) >= card.vocab_size:
+        if ids and max(ids) >= card.vocab_size:
             raise InvalidRequest(
                 f"{param} names a token id that this model does not have; "
                 f"its ids end before {card.vocab_size}.",

@@ -7,7 +7,7 @@ a shared memory would tell one tenant, by its speed, what another has sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -53,9 +53,8 @@ class TokenIds:
         return cls(packed_ids(ids), wire[head + 1 :])
 
     @classmethod
-    def joined(cls, pieces: Iterable[TokenIds]) -> TokenIds:
+    def joined(cls, pieces: Sequence[TokenIds]) -> TokenIds:
         """Put pieces one behind the other."""
-        pieces = list(pieces)
         return cls(
             b"".join([piece.packed for piece in pieces]),
             b"".join([piece.varints for piece in pieces]),
@@ -80,6 +79,7 @@ class _Memory(Generic[K, V]):
         self._old: dict[K, V] = {}
 
     def get(self, key: K) -> V | None:
+        """Return what is remembered; None = nothing is."""
         found = self._new.get(key)
         if found is None and (found := self._old.pop(key, None)) is not None:
             self._new[key] = found
@@ -96,27 +96,15 @@ class _Memory(Generic[K, V]):
         self._num_bytes += num_bytes
 
 
-class PieceMemory:
-    """Remembers how texts were encoded."""
+class PieceMemory(_Memory[tuple[bytes, str], TokenIds]):
+    """Remembers how texts were encoded, by whose they are: nobody learns of others' texts."""
 
     def __init__(self, max_bytes: int = 8 * 2**20) -> None:
-        self._memory: _Memory[tuple[bytes, str], TokenIds] = _Memory(max_bytes)
+        super().__init__(max_bytes)
 
-    def ids(self, owner: bytes, text: str, encode: Callable[[str], list[int]]) -> TokenIds:
-        """Return a text's ids.
-
-        Args:
-            owner: whose it is: nobody learns what others' texts are remembered.
-            text: of one piece.
-            encode: makes the ids of a text that is not remembered.
-        """
-        key = owner, text
-        found = self._memory.get(key)
-        if found is None:
-            found = TokenIds.of(encode(text))
-            num_bytes = 2 * len(text) + len(found.packed) + len(found.varints)
-            self._memory.put(key, found, num_bytes)
-        return found
+    def put_ids(self, owner: bytes, text: str, ids: TokenIds) -> None:
+        """Remember the ids of a text."""
+        self.put((owner, text), ids, 2 * len(text) + len(ids.packed) + len(ids.varints))
 
 
 class ChainMemory:

@@ -26,10 +26,9 @@ import itertools
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Any, Generic, Protocol, cast
+from typing import Any, Generic, Protocol
 
 from google.protobuf.descriptor import ServiceDescriptor
-from google.protobuf.message import Message
 from google.rpc import status_pb2
 
 from headrace_common.errors import (
@@ -47,7 +46,8 @@ from headrace_common.telemetry import current_traceparent
 from headrace_contracts.session.v1 import session_pb2
 from headrace_contracts.session.v1.session_pb2 import Frame, Item
 
-_ENDED_WELL = Item(kind=Item.KIND_END)
+_MESSAGE, _END = Item.KIND_MESSAGE, Item.KIND_END
+_ENDED_WELL = Item(kind=_END)
 _CREDIT_EVERY = WINDOW // 2
 _CONNECT_TIMEOUT_S = 2.0
 # After a try that ran into the timeout, calls fail at once for so long.
@@ -73,6 +73,22 @@ class SessionCall(Generic[Req, Res]):
     Leaving the block before the end cancels the call at the server. Not safe for several readers.
     """
 
+    __slots__ = (
+        "_ended",
+        "_id",
+        "_is_noted",
+        "_is_over_there",
+        "_loop",
+        "_method",
+        "_received",
+        "_session",
+        "_shortcut",
+        "_timer",
+        "_unacknowledged",
+        "_waiter",
+        "first_answer_s",
+    )
+
     def __init__(
         self,
         session: _ClientStream,
@@ -81,7 +97,7 @@ class SessionCall(Generic[Req, Res]):
         timeout_s: float | None,
     ) -> None:
         self._session, self._id, self._method = session, call_id, method
-        self._loop = asyncio.get_running_loop()
+        self._loop = session.loop
         self._received: deque[Item | HeadraceError] = deque()
         # Whoever waits in `receive` or `wait`, and what `wait` wants called instead of waking it.
         self._waiter: asyncio.Future[bool] | None = None
@@ -161,12 +177,14 @@ class SessionCall(Generic[Req, Res]):
         if isinstance(item, HeadraceError):
             self._end()
             raise item
-        if item.kind == Item.KIND_END:
+        if item.kind == _END:
             self._end()
             if item.status:
                 raise from_status(status_pb2.Status.FromString(item.status))
             return None
-        self._give_credit()
+        self._unacknowledged += 1
+        if self._unacknowledged >= _CREDIT_EVERY:
+            self._give_credit()
         return self._method.response.FromString(item.payload)
 
     async def wait(self, shortcut: Callable[[], bool]) -> bool:
@@ -192,9 +210,11 @@ class SessionCall(Generic[Req, Res]):
         """Return the next message if it is there and is one; its end and errors are `receive`'s."""
         if self._received:
             item = self._received[0]
-            if isinstance(item, Item) and item.kind == Item.KIND_MESSAGE:
+            if isinstance(item, Item) and item.kind == _MESSAGE:
                 self._received.popleft()
-                self._give_credit()
+                self._unacknowledged += 1
+                if self._unacknowledged >= _CREDIT_EVERY:
+                    self._give_credit()
                 return self._method.response.FromString(item.payload)
         return None
 
@@ -211,11 +231,12 @@ class SessionCall(Generic[Req, Res]):
             if item.is_last:
                 self._received.append(_ENDED_WELL)
                 self._is_over_there = True
-            elif item.kind == Item.KIND_END:
+            elif item.kind == _END:
                 self._is_over_there = True
-        if self._waiter is not None and not self._waiter.done():
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
             if self._shortcut is None or isinstance(item, HeadraceError):
-                self._waiter.set_result(True)
+                waiter.set_result(True)
             elif not self._is_noted:
                 self._is_noted = True
                 self._session.note(self)
@@ -242,16 +263,14 @@ class SessionCall(Generic[Req, Res]):
 
     def _end(self) -> None:
         self._ended = True
-        self._session.forget(self._id)
+        self._session.calls.pop(self._id, None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _give_credit(self) -> None:
-        self._unacknowledged += 1
-        if self._unacknowledged >= _CREDIT_EVERY:
-            self._tell(credit(self._id, self._unacknowledged))
-            self._unacknowledged = 0
+        self._tell(credit(self._id, self._unacknowledged))
+        self._unacknowledged = 0
 
     def _tell(self, item: bytes) -> None:
         """Put an item whose loss needs no telling: that the stream is gone, the reader learns."""
@@ -259,44 +278,41 @@ class SessionCall(Generic[Req, Res]):
             self._session.put(item)
 
 
+def _refuse(_item: bytes) -> None:
+    raise ReplicaLost("The connection to the peer is gone.")
+
+
 class _ClientStream:
     """One life of a client's connection, and the calls on it."""
 
     def __init__(self, address: str) -> None:
-        self._calls: dict[int, SessionCall[Message, Message]] = {}
+        self.loop = asyncio.get_running_loop()
+        self.calls: dict[int, SessionCall[Any, Any]] = {}  # Any: whatever messages they have
         self._link = link_to(address, self._take, self._fail)
-        self._put = self._link.put
+        # Adds an item to the next frame, or raises `ReplicaLost`.
+        self.put: Callable[[bytes], None] = _refuse
         # Calls that have a shortcut for what the present frame brought.
-        self._noted: list[SessionCall[Message, Message]] = []
+        self._noted: list[SessionCall[Any, Any]] = []
         # From the first answer until the connection is lost.
         self.is_open = False
 
     async def connect(self) -> None:
         await self._link.connect()
-        self.is_open = self._link.is_open
-
-    def put(self, item: bytes) -> None:
-        if not self.is_open:
-            raise ReplicaLost("The connection to the peer is gone.")
-        self._put(item)
-
-    def register(self, call_id: int, call: SessionCall[Message, Message]) -> None:
-        self._calls[call_id] = call
+        if self._link.is_open:
+            self.is_open, self.put = True, self._link.put
 
     def note(self, call: SessionCall[Any, Any]) -> None:  # Any: whatever messages it has
         """Remember to let a call pass on what the frame at hand brought."""
         self._noted.append(call)
-
-    def forget(self, call_id: int) -> None:
-        self._calls.pop(call_id, None)
 
     async def close(self) -> None:
         await self._link.close()
         self._fail()
 
     def _take(self, frame: Frame) -> None:
+        calls = self.calls
         for item in frame.items:
-            call = self._calls.get(item.call_id)
+            call = calls.get(item.call_id)
             if call is not None:
                 call.deliver(item)
         if self._noted:
@@ -305,8 +321,8 @@ class _ClientStream:
                 call.pass_on()
 
     def _fail(self) -> None:
-        self.is_open = False
-        calls, self._calls = self._calls, {}
+        self.is_open, self.put = False, _refuse
+        calls, self.calls = self.calls, {}
         for call in calls.values():
             call.deliver(ReplicaLost("The connection to the peer broke."))
 
@@ -358,7 +374,7 @@ class SessionClient:
                 timeout_s = max(0.0, timeout_s - (time.monotonic() - began_s))
         call_id = next(self._ids)
         call = SessionCall(stream, call_id, method, timeout_s)
-        stream.register(call_id, cast("SessionCall[Message, Message]", call))
+        stream.calls[call_id] = call
         stream.put(
             opening(
                 call_id,

@@ -49,16 +49,16 @@ def opening(
         traceparent: W3C trace context; empty = none.
         is_only: no message follows.
     """
-    pieces = [_CALL_ID, varint(call_id), _opening(method)]
+    head = _CALL_ID + varint(call_id) + _opening(method)
     if timeout_s is not None:
-        pieces += (_DEADLINE, varint(max(1, int(timeout_s * 1000))))
+        head += _DEADLINE + varint(max(1, int(timeout_s * 1000)))
     if traceparent:
-        pieces += (_TRACEPARENT, with_length(traceparent.encode()))
-    if first is not None:
-        pieces += (_HAS_MESSAGE, _PAYLOAD, varint(len(first)), first)
+        head += _TRACEPARENT + with_length(traceparent.encode())
     if is_only:
-        pieces.append(_IS_LAST)
-    return _ITEM + with_length(b"".join(pieces))
+        head += _IS_LAST
+    if first is not None:
+        head += _HAS_MESSAGE + _PAYLOAD + varint(len(first)) + first
+    return _ITEM + varint(len(head)) + head
 
 
 @lru_cache(maxsize=1024)
