@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Protocol
 
 from headrace_common.errors import (
@@ -88,9 +89,9 @@ class Lease:
         self.lease_id, self.tenant_id = lease_id, tenant_id
         self.states = tuple(states)
 
-    async def settle(self, actual: pb.Amounts) -> None:
+    def settle(self, actual: pb.Amounts) -> Coroutine[None, None, None]:
         """Give back what was not used. Never raises."""
-        await self._admission.settle(self, actual)
+        return self._admission.settle(self, actual)
 
 
 class Admission:
@@ -138,10 +139,11 @@ class Admission:
 
     async def settle(self, lease: Lease, actual: pb.Amounts) -> None:
         """Settle a lease; see `Lease.settle`."""
-        leases = self._leases.get(lease.tenant_id, {})
-        leases.pop(lease.lease_id, None)
-        if not leases:
-            self._leases.pop(lease.tenant_id, None)
+        leases = self._leases.get(lease.tenant_id)
+        if leases is not None:
+            leases.pop(lease.lease_id, None)
+            if not leases:
+                del self._leases[lease.tenant_id]
         await self._settle(
             pb.SettleRequest(lease_id=lease.lease_id, tenant_id=lease.tenant_id, actual=actual)
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import orjson
@@ -150,9 +151,11 @@ class ChatFormat:
 
     def __init__(self, head: AnswerHead, extras: AnswerExtras | None = None) -> None:
         self._head, self._extras = head, extras or AnswerExtras()
-        self._prefix = _prefix(head, "chat.completion.chunk")
-        self._before_index = b"data: " + self._prefix + b'{"index":'
         self._is_plain = not (self._extras.shown.logprobs or self._extras.shown.token_ids)
+
+    @cached_property
+    def _before(self) -> bytes:
+        return _before(self._head, "chat.completion.chunk")
 
     def opening(self, choice_idx: int) -> bytes:
         """Return the chunk that names the role."""
@@ -170,13 +173,9 @@ class ChatFormat:
         """Return a chunk with text."""
         if self._is_plain:
             # Most tokens of most answers: nothing of it changes but the text.
-            return b"%s%d%s%s%s%s}\n\n" % (
-                self._before_index,
-                choice_idx,
-                b',"delta":{"content":',
-                encode_text(text),
-                b'},"logprobs":null,"finish_reason":null}]',
-                usage,
+            return (
+                b'%s{"index":%d,"delta":{"content":%s},"logprobs":null,"finish_reason":null}]%s}\n\n'
+                % (self._before, choice_idx, encode_text(text), usage)
             )
         delta = b'{"content":' + encode_text(text) + b"}"
         more = more_fields(self._extras.of_output(logprobs))
@@ -206,7 +205,7 @@ class ChatFormat:
 
     def usage_chunk(self, usage: TokenUsage) -> bytes:
         """Return the last chunk."""
-        return event(self._prefix + b'],"usage":' + orjson.dumps(usage_json(usage)) + b"}")
+        return b'%s],"usage":%s}\n\n' % (self._before, orjson.dumps(usage_json(usage)))
 
     def whole(self, choices: Sequence[ChoiceAnswer], usage: TokenUsage) -> bytes:
         """Return the whole answer."""
@@ -250,7 +249,7 @@ class ChatFormat:
         self, choice_idx: int, delta: bytes, logprobs: bytes, reason: bytes, usage: bytes
     ) -> bytes:
         return b'%s{"index":%d,"delta":%s,"logprobs":%s,"finish_reason":%s}]%s}\n\n' % (
-            b"data: " + self._prefix,
+            self._before,
             choice_idx,
             delta,
             logprobs,
@@ -268,8 +267,11 @@ class CompletionFormat:
 
     def __init__(self, head: AnswerHead, extras: AnswerExtras | None = None) -> None:
         self._head, self._extras = head, extras or AnswerExtras()
-        self._prefix = _prefix(head, "text_completion")
         self._offsets: dict[int, int] = {}
+
+    @cached_property
+    def _before(self) -> bytes:
+        return _before(self._head, "text_completion")
 
     def opening(self, choice_idx: int) -> bytes:
         """Return nothing: text completions have no opening."""
@@ -297,7 +299,7 @@ class CompletionFormat:
 
     def usage_chunk(self, usage: TokenUsage) -> bytes:
         """Return the last chunk."""
-        return event(self._prefix + b'],"usage":' + orjson.dumps(usage_json(usage)) + b"}")
+        return b'%s],"usage":%s}\n\n' % (self._before, orjson.dumps(usage_json(usage)))
 
     def whole(self, choices: Sequence[ChoiceAnswer], usage: TokenUsage) -> bytes:
         """Return the whole answer."""
@@ -329,7 +331,7 @@ class CompletionFormat:
         self, choice_idx: int, text: bytes, logprobs: bytes, reason: bytes, usage: bytes
     ) -> bytes:
         return b'%s{"index":%d,"text":%s,"logprobs":%s,"finish_reason":%s}]%s}\n\n' % (
-            b"data: " + self._prefix,
+            self._before,
             choice_idx,
             text,
             logprobs,
@@ -338,8 +340,9 @@ class CompletionFormat:
         )
 
 
-def _prefix(head: AnswerHead, kind: str) -> bytes:
-    return orjson.dumps(head.fields(kind))[:-1] + b',"choices":['
+def _before(head: AnswerHead, kind: str) -> bytes:
+    """Return what every event of a stream begins with, up to its choices."""
+    return b"data: " + orjson.dumps(head.fields(kind))[:-1] + b',"choices":['
 
 
 def _whole(

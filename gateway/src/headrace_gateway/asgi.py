@@ -281,13 +281,13 @@ class GatewayApp:
     ) -> None:
         self._hot, self._posts, self._rest = hot, posts, rest
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Dispatch one request."""
         app = self._rest
         if scope["type"] == "http":
             others = self._posts if scope["method"] == "POST" else {}
             app = self._hot.get(scope["path"]) or others.get(scope["path"], self._rest)
-        await app(scope, receive, send)
+        return app(scope, receive, send)
 
 
 async def _send_all(exchange: Exchange, events: AsyncIterator[bytes]) -> None:

@@ -72,7 +72,7 @@ class _Reply:
         if cycle.disconnected:
             return
         cycle.response_started, cycle.waiting_for_100_continue = True, False
-        fields = [*cycle.default_headers, *headers]
+        fields = cycle.default_headers + headers
         block = b"".join([b"%s: %s\r\n" % field for field in fields])
         if not block.count(b"\n") == block.count(b"\r") == len(fields) or b"\0" in block:
             raise RuntimeError("a header would break the answer's head")
@@ -281,6 +281,7 @@ class HttpServer:
         self._server = _Server(
             uvicorn.Config(
                 app,
+                interface="asgi3",
                 http=_Protocol,
                 ws="none",
                 lifespan="off",

@@ -7,13 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from headrace_common.errors import GuardUnavailable, HeadraceError, InputBlocked, ReplicaLost
+from headrace_common.proto_wire import Encoded, bytes_tag, with_length
 from headrace_common.session import SessionCall
 from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.guard.v1 import guard_pb2 as pb
 from headrace_gateway.api_request import GuardPart
 from headrace_gateway.metrics import GatewayMetrics
+from headrace_gateway.per_key import PerKey
 
 _MAX_NAMED = 3
+_FIELDS = pb.CheckInputRequest.DESCRIPTOR.fields_by_name
+_REQUEST_ID, _PARTS = (bytes_tag(_FIELDS[it].number) for it in ("request_id", "parts"))
 
 
 InputCall = SessionCall[pb.CheckInputRequest, pb.CheckInputResponse]
@@ -22,7 +26,7 @@ InputCall = SessionCall[pb.CheckInputRequest, pb.CheckInputResponse]
 class InputChecker(Protocol):
     """What the guard offers here."""
 
-    async def start_input_check(self, request: pb.CheckInputRequest) -> InputCall:
+    async def start_input_check(self, request: Encoded) -> InputCall:
         """Ask for the verdict on a whole request."""
         ...
 
@@ -97,6 +101,7 @@ class InputGuard:
 
     def __init__(self, guard: InputChecker, metrics: GatewayMetrics) -> None:
         self._guard, self._metrics = guard, metrics
+        self._heads = PerKey(guard_head)
 
     async def ask(
         self,
@@ -106,19 +111,25 @@ class InputGuard:
         opaque_paths: Sequence[str] = (),
     ) -> PendingVerdict:
         """Send *parts* to be judged; what stands at *opaque_paths* cannot be read by anybody."""
-        request = pb.CheckInputRequest(
-            request_id=request_id,
-            tenant_id=principal.tenant_id,
-            key_id=principal.key_id,
-            policy=policy_of(principal),
-            parts=[pb.TextPart(path=it.path, trust=it.trust, text=it.text) for it in parts],
-            opaque_paths=opaque_paths,
-        )
+        pieces = [_REQUEST_ID, with_length(request_id.encode()), self._heads.of(principal)]
+        for part in parts:
+            encoded = pb.TextPart(path=part.path, trust=part.trust, text=part.text)
+            pieces += (_PARTS, with_length(encoded.SerializeToString()))
+        if opaque_paths:
+            pieces.append(pb.CheckInputRequest(opaque_paths=opaque_paths).SerializeToString())
+        request = Encoded(b"".join(pieces))
         try:
             asked: InputCall | HeadraceError = await self._guard.start_input_check(request)
         except HeadraceError as error:
             asked = error
         return PendingVerdict(asked, principal, parts, self._metrics)
+
+
+def guard_head(principal: Principal) -> bytes:
+    """Return what the guard is told of a key, in its questions on inputs and outputs alike."""
+    return pb.OutputOpen(
+        tenant_id=principal.tenant_id, key_id=principal.key_id, policy=policy_of(principal)
+    ).SerializeToString()
 
 
 def policy_of(principal: Principal) -> pb.PolicyRef:

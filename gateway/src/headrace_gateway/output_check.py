@@ -14,11 +14,10 @@ from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple, Protocol
 
 from headrace_common.errors import Deadline, GuardUnavailable, HeadraceError, ReplicaLost
-from headrace_common.proto_wire import bytes_tag, with_length
+from headrace_common.proto_wire import Encoded, bytes_tag, with_length
 from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.guard.v1 import guard_pb2 as pb
 from headrace_gateway.clients.guard import OutputCall
-from headrace_gateway.input_guard import policy_of
 from headrace_gateway.metrics import GatewayMetrics
 
 # After the last text the guard has nothing to wait for.
@@ -27,13 +26,14 @@ _LAST_ANSWER_S = 5.0
 # single tokens, and what is blocked is still noticed early.
 _PIECE_CHARS = 512
 
+_REQUEST_ID = bytes_tag(pb.OutputOpen.DESCRIPTOR.fields_by_name["request_id"].number)
 _TEXT = bytes_tag(pb.CheckOutputRequest.DESCRIPTOR.fields_by_name["text"].number)
 
 
 class OutputOpener(Protocol):
     """What the guard offers here."""
 
-    async def open_output(self, opened: pb.OutputOpen) -> OutputCall:
+    async def open_output(self, opened: Encoded) -> OutputCall:
         """Open the check of one answer."""
         ...
 
@@ -281,6 +281,7 @@ class _Shortcut:
 async def open_output_check(
     guard: OutputOpener,
     principal: Principal,
+    head: bytes,
     request_id: str,
     metrics: GatewayMetrics,
     *,
@@ -288,15 +289,18 @@ async def open_output_check(
 ) -> OutputCheck:
     """Open the check of one answer, streamed or whole, under the key's policy.
 
+    Args:
+        guard: judges.
+        principal: whose answer it is.
+        head: what the guard is told of the key (`input_guard.guard_head`).
+        request_id: of the answer.
+        metrics: answers that go unjudged are counted.
+        is_whole: nobody reads it before its end.
+
     Raises:
         GuardUnavailable: the guard cannot be reached, and the key is fail-closed.
     """
-    opened = pb.OutputOpen(
-        request_id=request_id,
-        tenant_id=principal.tenant_id,
-        key_id=principal.key_id,
-        policy=policy_of(principal),
-    )
+    opened = Encoded(_REQUEST_ID + with_length(request_id.encode()) + head)
     call: OutputCall | None = None
     try:
         call = await guard.open_output(opened)

@@ -26,7 +26,7 @@ class GuardClient:
     def __init__(self, address: str, timeout_s: float) -> None:
         self._session, self._timeout_s = SessionClient(address), timeout_s
 
-    async def start_input_check(self, request: pb.CheckInputRequest) -> InputCall:
+    async def start_input_check(self, request: Encoded) -> InputCall:
         """Ask for the verdict on a whole request; it is received from the returned call.
 
         Raises:
@@ -34,7 +34,7 @@ class GuardClient:
         """
         return await self._session.start(_INPUT, request, is_only=True, timeout_s=self._timeout_s)
 
-    async def open_output(self, opened: pb.OutputOpen) -> OutputCall:
+    async def open_output(self, opened: Encoded) -> OutputCall:
         """Open the check of one answer.
 
         Raises:
