@@ -264,7 +264,7 @@ class Answer:
     def _try_take_releases(self) -> bool:
         if not self._has_begun:
             return False
-        while (release := self._check.take_ready()) is not None:
+        for release in self._check.take_ready():
             self._emit(release)
         if self._num_over >= len(self._choices):
             raise _GuardEndedItError
@@ -276,24 +276,19 @@ class Answer:
         self._check.close()
 
     def _take_alone(self, job: Job, event: pb.GenerateEvent) -> None:
-        self._note_started(job)
+        if not self._has_started:
+            self._note_started(job)
         for delta in event.deltas:
-            choice_idx, is_last = self._noted(job, delta)
-            text = delta.text
+            choice_idx, is_last = job.first_choice_idx + delta.choice_idx, bool(delta.finish_reason)
+            choice, text = self._choices[choice_idx], delta.text
+            if is_last or choice.has_logprobs:
+                choice.note(delta)
             if text or is_last:
                 release = Release(choice_idx, text, is_last)
                 if self._has_begun:
                     self._emit(release)
                 else:
                     self._taken.append(release)
-
-    def _noted(self, job: Job, delta: pb.ChoiceDelta) -> tuple[int, bool]:
-        """Keep what is told at the end; return the choice and whether it is over."""
-        choice_idx, is_last = job.first_choice_idx + delta.choice_idx, bool(delta.finish_reason)
-        choice = self._choices[choice_idx]
-        if is_last or choice.has_logprobs:
-            choice.note(delta)
-        return choice_idx, is_last
 
     async def _begin_once(self) -> None:
         if not self._has_begun:
@@ -313,10 +308,9 @@ class Answer:
         return self._has_begun and self._sink.try_flush()
 
     def _note_started(self, job: Job) -> None:
-        if not self._has_started:
-            self._has_started = True
-            self._on_started(job)
-            self._started.set()
+        self._has_started = True
+        self._on_started(job)
+        self._started.set()
 
     async def _settle(self, pump: asyncio.Task[None]) -> None:
         is_over = self._num_over >= len(self._choices)
@@ -355,9 +349,14 @@ class Answer:
         await self._generator.run(job, deadline_s, outlet)
 
     def _take(self, job: Job, event: pb.GenerateEvent) -> None:
-        self._note_started(job)
+        if not self._has_started:
+            self._note_started(job)
         for delta in event.deltas:
-            choice_idx, is_last = self._noted(job, delta)
+            choice_idx, is_last = job.first_choice_idx + delta.choice_idx, bool(delta.finish_reason)
+            choice = self._choices[choice_idx]
+            # What is told at the end is kept until then.
+            if is_last or choice.has_logprobs:
+                choice.note(delta)
             self._check.push(choice_idx, delta.text, is_last=is_last)
 
     async def _wait_started(self, pump: asyncio.Task[None]) -> None:

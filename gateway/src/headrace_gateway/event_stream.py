@@ -26,6 +26,7 @@ class EventWriter:
         self._exchange, self._clock, self._keep_alive = exchange, clock, keep_alive
         self._waiting: list[bytes] = []
         self._lock = asyncio.Lock()
+        self._is_sending = False
         self._last_sent_s = clock.now_s()
 
     def put(self, event: bytes) -> None:
@@ -40,9 +41,11 @@ class EventWriter:
 
     def try_flush(self) -> bool:
         """Send what is queued in one piece if nothing must be waited for."""
-        if not self._waiting:
+        waiting = self._waiting
+        if not waiting:
             return self._exchange.has_begun
-        if self._lock.locked() or not self._exchange.try_send_events(b"".join(self._waiting)):
+        events = waiting[0] if len(waiting) == 1 else b"".join(waiting)
+        if self._is_sending or not self._exchange.try_send_events(events):
             return False
         self._waiting = []
         self._last_sent_s = self._clock.now_s()
@@ -59,10 +62,14 @@ class EventWriter:
 
     async def _send(self, events: bytes, *, is_last: bool = False) -> None:
         async with self._lock:
-            if not self._exchange.has_begun:
-                await self._exchange.begin_stream()
-            self._last_sent_s = self._clock.now_s()
-            await self._exchange.send_events(events, is_last=is_last)
+            self._is_sending = True
+            try:
+                if not self._exchange.has_begun:
+                    await self._exchange.begin_stream()
+                self._last_sent_s = self._clock.now_s()
+                await self._exchange.send_events(events, is_last=is_last)
+            finally:
+                self._is_sending = False
 
 
 class EventStream(EventWriter):

@@ -101,9 +101,14 @@ class Job:
     is_estimate: bool = False
 
     @property
+    def is_text(self) -> bool:
+        """Whether its engine tells no ids."""
+        return self.generate.HasField("text")
+
+    @property
     def is_resumable(self) -> bool:
         """Whether another replica could go on where one was lost."""
-        return not (self.has_text and self.generate.HasField("text"))
+        return not (self.has_text and self.is_text)
 
     @property
     def is_done(self) -> bool:
@@ -357,6 +362,7 @@ class _Reading:
         "_call",
         "_clock",
         "_is_first",
+        "_is_text",
         "_job",
         "_num_before",
         "_outlet",
@@ -376,12 +382,36 @@ class _Reading:
         self._clock, self._started_s = clock, started_s
         # By an earlier replica, if this one takes over.
         self._num_before = job.usage.output_tokens
-        self._is_first = True
+        self._is_first, self._is_text = True, job.is_text
 
     def take(self, event: pb.GenerateEvent) -> None:
         """Note an event and give it to the outlet."""
         job = self._job
-        has_tokens = _take(job, self._attempt, event)
+        if self._is_first:
+            _note_start(job, self._attempt, event)
+        if job.finished:
+            _drop_ended(job, event)
+        has_tokens, is_edge = False, not job.tokens
+        for delta in event.deltas:
+            if ids := delta.token_ids:
+                has_tokens = True
+                job.tokens.setdefault(delta.choice_idx, []).extend(ids)
+                job.num_output += len(ids)
+            if delta.finish_reason:
+                is_edge = True
+                _note_end(job, delta)
+        if is_edge or not has_tokens:
+            # What comes once comes first or last.
+            _note_rest(job, event)
+        usage = event.usage
+        if usage.prompt_tokens:
+            # Not copied: nobody else has the event.
+            job.usage = usage
+        if self._is_text:
+            has_tokens = _take_text(job, event)
+        else:
+            # Counted here: a worker that took over counts again what it redid of ended choices.
+            job.usage.output_tokens = job.num_output
         if has_tokens and self._is_first:
             self._is_first = False
             ttft_s = self._clock.now_s() - self._started_s
@@ -390,12 +420,11 @@ class _Reading:
 
     def take_ready(self) -> bool:
         """Take all that is there: one report, one look at the client. Whether more may come."""
-        take_next = self._call.take_ready
-        while (event := take_next()) is not None:
+        for event in self._call.take_ready():
             self.take(event)
         job = self._job
         self._attempt.output(job.usage.output_tokens - self._num_before)
-        return job.is_done or self._outlet.try_pass()
+        return (bool(job.finished) and job.is_done) or self._outlet.try_pass()
 
 
 def _tell_failed(attempt: _Attempt, error: Unavailable) -> None:
@@ -410,7 +439,10 @@ def _copied(request: pb.GenerateRequest) -> pb.GenerateRequest:
     return copy
 
 
-def _note_start(job: Job, attempt: _Attempt, started: pb.Started) -> None:
+def _note_start(job: Job, attempt: _Attempt, event: pb.GenerateEvent) -> None:
+    if not event.HasField("started"):
+        return
+    started = event.started
     if job.queue_s is None:
         job.queue_s = attempt.queue_s + started.queue_s
     ref = started.replica if started.HasField("replica") else attempt.ref
@@ -429,34 +461,6 @@ def _note_rest(job: Job, event: pb.GenerateEvent) -> None:
         job.timings = event.timings
     if event.prompt_logprobs:
         job.prompt_logprobs = list(event.prompt_logprobs)
-
-
-def _take(job: Job, attempt: _Attempt, event: pb.GenerateEvent) -> bool:
-    """Note an event in the job; drop deltas of choices that ended on an earlier replica."""
-    if event.HasField("started"):
-        _note_start(job, attempt, event.started)
-    if job.finished:
-        _drop_ended(job, event)
-    has_tokens, is_edge = False, not job.tokens
-    for delta in event.deltas:
-        if ids := delta.token_ids:
-            has_tokens = True
-            job.tokens.setdefault(delta.choice_idx, []).extend(ids)
-            job.num_output += len(ids)
-        if delta.finish_reason:
-            is_edge = True
-            _note_end(job, delta)
-    if is_edge or not has_tokens:
-        # What comes once comes first or last.
-        _note_rest(job, event)
-    if event.usage.prompt_tokens:
-        # Not copied: nobody else has the event.
-        job.usage = event.usage
-    if job.generate.HasField("text"):
-        return _take_text(job, event)
-    # Counted here: a worker that took over counts again what it redid of ended choices.
-    job.usage.output_tokens = job.num_output
-    return has_tokens
 
 
 def _drop_ended(job: Job, event: pb.GenerateEvent) -> None:

@@ -40,11 +40,8 @@ class Connection(Protocol):
     # Called once, when the connection is lost.
     watcher: Callable[[], None] | None
     is_lost: bool
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether the client reads slower than is written."""
-        ...
+    # The client reads slower than is written.
+    is_paused: bool
 
     def cut(self) -> None:
         """End it now, unsent bytes included."""

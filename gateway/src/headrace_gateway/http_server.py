@@ -133,14 +133,18 @@ class _Protocol(HttpToolsProtocol):
     _skips_head = False
 
     watcher: Callable[[], None] | None = None
-    is_lost = False
-
-    @property
-    def is_paused(self) -> bool:
-        return self.flow.write_paused
+    is_lost = is_paused = False
 
     def cut(self) -> None:
         self.transport.abort()
+
+    def pause_writing(self) -> None:
+        self.is_paused = True
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self.is_paused = False
+        super().resume_writing()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -150,7 +154,7 @@ class _Protocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
-        self.is_lost = True
+        self.is_lost, self.is_paused = True, False
         if self.watcher is not None:
             self.watcher()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from headrace_common.errors import Deadline, GuardUnavailable, HeadraceError, ReplicaLost
@@ -178,12 +178,13 @@ class OutputCheck:
                 return
             yield release
 
-    def take_ready(self) -> Release | None:
-        """Return a release of the guard's if it is there; the check's end is for `releases`."""
-        if self._call is None:
-            return None
-        answer = self._call.take_ready()
-        return None if answer is None else self._released(answer)
+    def take_ready(self) -> Iterator[Release]:
+        """Yield the guard's releases that are there; the check's end is for `releases`."""
+        if self._call is not None:
+            for answer in self._call.take_ready():
+                yield self._released(answer)
+                if self._call is None:
+                    return
 
     def close(self) -> None:
         """Let the guard forget the answer."""
@@ -265,7 +266,7 @@ class _Shortcut:
 
     def __call__(self) -> bool:
         try:
-            while (release := self._check.take_ready()) is not None:
+            for release in self._check.take_ready():
                 self._take(release)
             return not self._check.is_unguarded and self._try_pass()
         except Exception as error:  # noqa: BLE001 - raised by `check`, where no call is to blame

@@ -52,6 +52,7 @@ class StreamedAnswer(EventWriter):
         super().__init__(exchange, clock, KEEP_ALIVE)
         self._form, self._options, self._usage, self._tools = form, options, usage, tools
         self._opened: set[int] = set()
+        self._no_usage = _NULL_USAGE if options.include_usage else _NO_USAGE
 
     async def begin(self, num_choices: int) -> None:
         """Send the status line and the openings."""
@@ -61,7 +62,8 @@ class StreamedAnswer(EventWriter):
 
     def add_text(self, choice_idx: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> None:
         """Queue text for the next `flush`."""
-        self.put(self._form.delta(choice_idx, text, logprobs, self._usage_part()))
+        usage = self._usage_part() if self._options.continuous_usage else self._no_usage
+        self._waiting.append(self._form.delta(choice_idx, text, logprobs, usage))
 
     def add_call(self, choice_idx: int, call_idx: int, name: str) -> None:
         """Queue the beginning of a call for the next `flush`."""
@@ -90,10 +92,9 @@ class StreamedAnswer(EventWriter):
             self._opened.add(choice_idx)
             opening = self._form.opening(choice_idx)
             if opening:
-                null = _NULL_USAGE if self._options.include_usage else _NO_USAGE
-                self.put(opening[:-3] + null + opening[-3:])
+                self.put(opening[:-3] + self._no_usage + opening[-3:])
 
     def _usage_part(self) -> bytes:
         if self._options.continuous_usage:
             return b',"usage":' + orjson.dumps(usage_json(self._usage()))
-        return _NULL_USAGE if self._options.include_usage else _NO_USAGE
+        return self._no_usage

@@ -206,17 +206,19 @@ class SessionCall(Generic[Req, Res]):
                 self._waiter = self._shortcut = None
         return True
 
-    def take_ready(self) -> Res | None:
-        """Return the next message if it is there and is one; its end and errors are `receive`'s."""
-        if self._received:
-            item = self._received[0]
-            if isinstance(item, Item) and item.kind == _MESSAGE:
-                self._received.popleft()
-                self._unacknowledged += 1
-                if self._unacknowledged >= _CREDIT_EVERY:
-                    self._give_credit()
-                return self._method.response.FromString(item.payload)
-        return None
+    def take_ready(self) -> list[Res]:
+        """Return the messages that are there; the call's end and errors are `receive`'s."""
+        received, taken = self._received, []
+        while received:
+            item = received[0]
+            if isinstance(item, HeadraceError) or item.kind != _MESSAGE:
+                break
+            received.popleft()
+            self._unacknowledged += 1
+            if self._unacknowledged >= _CREDIT_EVERY:
+                self._give_credit()
+            taken.append(self._method.response.FromString(item.payload))
+        return taken
 
     async def __aiter__(self) -> AsyncIterator[Res]:
         while (message := await self.receive()) is not None:
@@ -239,7 +241,7 @@ class SessionCall(Generic[Req, Res]):
                 waiter.set_result(True)
             elif not self._is_noted:
                 self._is_noted = True
-                self._session.note(self)
+                self._session.noted.append(self)
 
     def pass_on(self) -> None:
         """Let the waiter's shortcut take what came."""
@@ -292,7 +294,7 @@ class _ClientStream:
         # Adds an item to the next frame, or raises `ReplicaLost`.
         self.put: Callable[[bytes], None] = _refuse
         # Calls that have a shortcut for what the present frame brought.
-        self._noted: list[SessionCall[Any, Any]] = []
+        self.noted: list[SessionCall[Any, Any]] = []
         # From the first answer until the connection is lost.
         self.is_open = False
 
@@ -300,10 +302,6 @@ class _ClientStream:
         await self._link.connect()
         if self._link.is_open:
             self.is_open, self.put = True, self._link.put
-
-    def note(self, call: SessionCall[Any, Any]) -> None:  # Any: whatever messages it has
-        """Remember to let a call pass on what the frame at hand brought."""
-        self._noted.append(call)
 
     async def close(self) -> None:
         await self._link.close()
@@ -315,8 +313,8 @@ class _ClientStream:
             call = calls.get(item.call_id)
             if call is not None:
                 call.deliver(item)
-        if self._noted:
-            noted, self._noted = self._noted, []
+        if self.noted:
+            noted, self.noted = self.noted, []
             for call in noted:
                 call.pass_on()
 
