@@ -23,7 +23,7 @@ import uvloop
 from headrace_common.blocks import ALGORITHM, BLOCK_SIZE_TOKENS, self_test
 from headrace_common.frame_socket import FrameSocket
 from headrace_common.rpc_front import RpcFront
-from headrace_common.session_items import message, signal
+from headrace_common.session_items import call_ref, message, signal
 from headrace_contracts.guard.v1 import guard_pb2
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2
 from headrace_contracts.router.v1 import router_pb2
@@ -144,17 +144,17 @@ class Stream:
 
     def message(self, call_id: int, payload: bytes) -> None:
         """Send one message of a call."""
-        self._put(message(call_id, payload))
+        self._put(message(call_ref(call_id), payload))
 
     def only_message(self, call_id: int, payload: bytes) -> None:
         """Send the one answer of a call, which ends it."""
         self._methods.pop(call_id, None)
-        self._put(message(call_id, payload, is_last=True))
+        self._put(message(call_ref(call_id), payload, is_last=True))
 
     def end(self, call_id: int) -> None:
         """End a call well."""
         self._methods.pop(call_id, None)
-        self._put(signal(call_id, Item.KIND_END))
+        self._put(signal(call_ref(call_id), Item.KIND_END))
 
     def _take_all(self, frame: Frame) -> None:
         for item in frame.items:

@@ -26,7 +26,9 @@ def read(*items: bytes) -> list[Item]:
 def test_an_opening_says_all_of_it(
     call_id: int, first: bytes | None, timeout_s: float | None, traceparent: str, is_only: bool
 ) -> None:
-    made = session_items.opening(call_id, "a.B/C", first, timeout_s, traceparent, is_only=is_only)
+    made = session_items.opening(
+        session_items.call_ref(call_id), "a.B/C", first, timeout_s, traceparent, is_only=is_only
+    )
     expected = Item(
         call_id=call_id,
         kind=Item.KIND_OPEN,
@@ -43,17 +45,18 @@ def test_an_opening_says_all_of_it(
 
 @given(IDS, st.binary(max_size=300), st.booleans())
 def test_a_message(call_id: int, payload: bytes, is_last: bool) -> None:
-    made = session_items.message(call_id, payload, is_last=is_last)
+    made = session_items.message(session_items.call_ref(call_id), payload, is_last=is_last)
     kind = Item.KIND_MESSAGE
     assert read(made) == [Item(call_id=call_id, kind=kind, payload=payload, is_last=is_last)]
 
 
 @pytest.mark.parametrize("call_id", [1, 127, 128, 20_000, 2**33])
 def test_what_has_no_message(call_id: int) -> None:
+    call = session_items.call_ref(call_id)
     made = [
-        session_items.signal(call_id, Item.KIND_CANCEL),
-        session_items.credit(call_id, 32),
-        session_items.failure(call_id, b"status"),
+        session_items.signal(call, Item.KIND_CANCEL),
+        session_items.credit(call, 32),
+        session_items.failure(call, b"status"),
     ]
     assert read(*made) == [
         Item(call_id=call_id, kind=Item.KIND_CANCEL),

@@ -8,13 +8,17 @@ fifth. https://protobuf.dev/programming-guides/encoding
 from __future__ import annotations
 
 _VARINT, _LEN = 0, 2
-_ONE_BYTE = tuple(bytes((number,)) for number in range(128))
+# Most are lengths of messages.
+_SHORT = tuple(
+    bytes((number,)) if number < 128 else bytes((number & 127 | 128, number >> 7))
+    for number in range(2048)
+)
 
 
 def varint(number: int) -> bytes:
     """Encode a number that is not negative."""
-    if number < 128:
-        return _ONE_BYTE[number]
+    if number < 2048:
+        return _SHORT[number]
     if number < 16384:
         return bytes((number & 127 | 128, number >> 7))
     if number < 2097152:
@@ -39,7 +43,8 @@ def bytes_tag(field: int) -> bytes:
 
 def with_length(encoded: bytes) -> bytes:
     """Put the length before a message that follows its `bytes_tag`."""
-    return varint(len(encoded)) + encoded
+    size = len(encoded)
+    return (_SHORT[size] if size < 2048 else varint(size)) + encoded
 
 
 class Encoded:

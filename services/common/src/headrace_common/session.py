@@ -40,7 +40,7 @@ from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.proto_wire import Encoded
 from headrace_common.rpc import MethodRef, Req, Res
 from headrace_common.rpc_status import from_status
-from headrace_common.session_items import WINDOW, credit, message, opening, signal
+from headrace_common.session_items import WINDOW, call_ref, credit, message, opening, signal
 from headrace_common.session_links import link_to
 from headrace_common.telemetry import current_traceparent
 from headrace_contracts.session.v1 import session_pb2
@@ -87,6 +87,7 @@ class SessionCall(Generic[Req, Res]):
         "_unacknowledged",
         "_waiter",
         "first_answer_s",
+        "ref",
     )
 
     def __init__(
@@ -97,6 +98,7 @@ class SessionCall(Generic[Req, Res]):
         timeout_s: float | None,
     ) -> None:
         self._session, self._id, self._method = session, call_id, method
+        self.ref = call_ref(call_id)
         self._loop = session.loop
         self._received: deque[Item | HeadraceError] = deque()
         # Whoever waits in `receive` or `wait`, and what `wait` wants called instead of waking it.
@@ -132,18 +134,18 @@ class SessionCall(Generic[Req, Res]):
         Raises:
             ReplicaLost: the stream is gone.
         """
-        self._session.put(message(self._id, encoded))
+        self._session.put(message(self.ref, encoded))
 
     def half_close(self) -> None:
         """Tell the server that no message follows."""
-        self._tell(signal(self._id, Item.KIND_HALF_CLOSE))
+        self._tell(signal(self.ref, Item.KIND_HALF_CLOSE))
 
     def cancel(self) -> None:
         """End the call now. Nothing happens if it has ended."""
         if self._ended:
             return
         self._end()
-        self._tell(signal(self._id, Item.KIND_CANCEL))
+        self._tell(signal(self.ref, Item.KIND_CANCEL))
 
     def finish(self) -> None:
         """End the call from this side: the server takes what was sent, then ends regularly.
@@ -271,7 +273,7 @@ class SessionCall(Generic[Req, Res]):
             self._timer = None
 
     def _give_credit(self) -> None:
-        self._tell(credit(self._id, self._unacknowledged))
+        self._tell(credit(self.ref, self._unacknowledged))
         self._unacknowledged = 0
 
     def _tell(self, item: bytes) -> None:
@@ -375,7 +377,7 @@ class SessionClient:
         stream.calls[call_id] = call
         stream.put(
             opening(
-                call_id,
+                call.ref,
                 method.name,
                 None if first is None else first.SerializeToString(),
                 timeout_s,

@@ -20,9 +20,11 @@ _CALL_ID, _KIND, _CREDIT = (number_tag(_FIELDS[it].number) for it in ("call_id",
 _PAYLOAD = bytes_tag(_FIELDS["payload"].number)
 _DEADLINE = number_tag(_FIELDS["deadline_ms"].number)
 _TRACEPARENT = bytes_tag(_FIELDS["traceparent"].number)
-_HAS_MESSAGE = number_tag(_FIELDS["has_message"].number) + varint(1)
 _IS_LAST = number_tag(_FIELDS["is_last"].number) + varint(1)
+# Each before a message's length.
+_FIRST = number_tag(_FIELDS["has_message"].number) + varint(1) + _PAYLOAD
 _MESSAGE = _KIND + varint(Item.KIND_MESSAGE) + _PAYLOAD
+_LAST_MESSAGE = _IS_LAST + _MESSAGE
 
 
 def encoded(item: Item) -> bytes:
@@ -30,8 +32,13 @@ def encoded(item: Item) -> bytes:
     return _ITEM + with_length(item.SerializeToString())
 
 
+def call_ref(call_id: int) -> bytes:
+    """Return a call's id as its items carry it."""
+    return _CALL_ID + varint(call_id)
+
+
 def opening(
-    call_id: int,
+    call: bytes,
     method: str,
     first: bytes | None,
     timeout_s: float | None,
@@ -42,23 +49,23 @@ def opening(
     """Open a call.
 
     Args:
-        call_id: its own.
+        call: its `call_ref`.
         method: full name.
         first: the first message; None = it follows later.
         timeout_s: for the whole call; None = no deadline.
         traceparent: W3C trace context; empty = none.
         is_only: no message follows.
     """
-    head = _CALL_ID + varint(call_id) + _opening(method)
+    item = call + _opening(method)
     if timeout_s is not None:
-        head += _DEADLINE + varint(max(1, int(timeout_s * 1000)))
+        item += _DEADLINE + varint(max(1, int(timeout_s * 1000)))
     if traceparent:
-        head += _TRACEPARENT + with_length(traceparent.encode())
+        item += _TRACEPARENT + with_length(traceparent.encode())
     if is_only:
-        head += _IS_LAST
+        item += _IS_LAST
     if first is not None:
-        head += _HAS_MESSAGE + _PAYLOAD + varint(len(first)) + first
-    return _ITEM + varint(len(head)) + head
+        item += _FIRST + with_length(first)
+    return _ITEM + with_length(item)
 
 
 @lru_cache(maxsize=1024)
@@ -66,23 +73,24 @@ def _opening(method: str) -> bytes:
     return Item(kind=Item.KIND_OPEN, method=method, credit=WINDOW).SerializeToString()
 
 
-def message(call_id: int, payload: bytes, *, is_last: bool = False) -> bytes:
+def message(call: bytes, payload: bytes, *, is_last: bool = False) -> bytes:
     """Send one message of a call."""
-    head = _CALL_ID + varint(call_id) + _MESSAGE + varint(len(payload))
-    end = _IS_LAST if is_last else b""
-    return b"".join((_ITEM, varint(len(head) + len(payload) + len(end)), head, payload, end))
+    item = call + (_LAST_MESSAGE if is_last else _MESSAGE) + with_length(payload)
+    return _ITEM + with_length(item)
 
 
-def signal(call_id: int, kind: Item.Kind.ValueType) -> bytes:
+def signal(call: bytes, kind: Item.Kind.ValueType) -> bytes:
     """Say what needs no more than its kind: HALF_CLOSE, CANCEL, END with OK."""
-    return _ITEM + with_length(_CALL_ID + varint(call_id) + _KIND + varint(kind))
+    return _ITEM + with_length(call + _KIND + varint(kind))
 
 
-def credit(call_id: int, num_messages: int) -> bytes:
+def credit(call: bytes, num_messages: int) -> bytes:
     """Let the server send more."""
-    return encoded(Item(call_id=call_id, kind=Item.KIND_CREDIT, credit=num_messages))
+    item = Item(kind=Item.KIND_CREDIT, credit=num_messages)
+    return _ITEM + with_length(call + item.SerializeToString())
 
 
-def failure(call_id: int, status: bytes) -> bytes:
+def failure(call: bytes, status: bytes) -> bytes:
     """End a call with an encoded google.rpc.Status."""
-    return encoded(Item(call_id=call_id, kind=Item.KIND_END, status=status))
+    item = Item(kind=Item.KIND_END, status=status)
+    return _ITEM + with_length(call + item.SerializeToString())

@@ -22,7 +22,7 @@ from headrace_common.metrics import RpcMetrics
 from headrace_common.rpc import BoundMethod, Call, serving
 from headrace_common.rpc_status import to_status
 from headrace_common.session import ItemSink
-from headrace_common.session_items import failure, message, signal
+from headrace_common.session_items import call_ref, failure, message, signal
 from headrace_contracts.session.v1.session_pb2 import Frame, Item
 
 # Messages of one call that a server keeps for a handler that does not read.
@@ -56,6 +56,7 @@ class _ServerCall:
 
     def __init__(self, method: BoundMethod, opened: Item, outbox: ItemSink) -> None:
         self._method, self._opened, self._outbox = method, opened, outbox
+        self._ref = call_ref(opened.call_id)
         self._requests: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._credit = opened.credit
         self._credited = asyncio.Event()
@@ -83,14 +84,16 @@ class _ServerCall:
 
     async def run(self, metrics: RpcMetrics | None) -> None:
         """Serve the call and send its END, unless it is cancelled."""
-        call_id, status = self._opened.call_id, b""
+        status = b""
         try:
             with serving(self._method, self._opened.traceparent, metrics):
                 await self._serve()
         except HeadraceError as error:
             status = to_status(error).SerializeToString()
         if not self._has_ended:
-            self._outbox.put(failure(call_id, status) if status else signal(call_id, Item.KIND_END))
+            self._outbox.put(
+                failure(self._ref, status) if status else signal(self._ref, Item.KIND_END)
+            )
 
     async def _serve(self) -> None:
         timeout_s = self._opened.deadline_ms / 1000 if self._opened.deadline_ms else None
@@ -101,9 +104,7 @@ class _ServerCall:
                     await self._take_credit()
                     self._has_ended = not self._method.gives_stream
                     encoded = answer.SerializeToString()
-                    self._outbox.put(
-                        message(self._opened.call_id, encoded, is_last=self._has_ended)
-                    )
+                    self._outbox.put(message(self._ref, encoded, is_last=self._has_ended))
 
     async def _take_credit(self) -> None:
         while self._credit <= 0:
@@ -241,7 +242,7 @@ class SessionServicer:
     @staticmethod
     def _end(call_id: int, error: HeadraceError, outbox: ItemSink) -> None:
         status = to_status(error).SerializeToString()
-        outbox.put(failure(call_id, status))
+        outbox.put(failure(call_ref(call_id), status))
 
 
 class _Closable(AsyncIterator[Message]):
