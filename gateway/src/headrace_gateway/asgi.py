@@ -29,7 +29,7 @@ from headrace_gateway.idempotency import Idempotency
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.pricing import price_tier
 from headrace_gateway.query_params import check_query
-from headrace_gateway.rate_headers import header_pairs, is_limit_header
+from headrace_gateway.rate_headers import is_limit_header, limit_headers
 from headrace_gateway.request_flow import RequestFlow
 from headrace_gateway.visit import Caller, Dialect, Exchange, Visit, WatchedExchange
 
@@ -183,9 +183,7 @@ class ApiRoute(ABC):
         if is_told or exchange.has_begun or exchange.client_is_gone:
             return
         states = await self._context.standing(principal)
-        exchange.headers += [
-            (name.encode(), value.encode()) for name, value in header_pairs(states)
-        ]
+        exchange.headers += limit_headers(states)
 
     async def _tell(
         self, exchange: HttpExchange, error: HeadraceError, request_id: RequestId

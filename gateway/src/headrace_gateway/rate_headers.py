@@ -54,6 +54,13 @@ _KINDS = (
 )
 
 _SUFFIXES = {dimension: suffix for suffix, dimensions in _KINDS for dimension in dimensions}
+# The headers of each kind: its limit, what remains of it, and when it is whole again.
+_NAMES = {
+    suffix: [f"x-ratelimit-{what}-{suffix}".encode() for what in ("limit", "remaining", "reset")]
+    for suffix, _ in _KINDS
+}
+# Level, dimension, limit, remaining, microseconds until it is whole.
+_Standing = tuple[pb.Level.ValueType, pb.Dimension.ValueType, int, int, int]
 # Names as the headers give them, by level and dimension.
 _NAMED = {
     (level, dimension): f"{name}-{form.name}"
@@ -62,34 +69,39 @@ _NAMED = {
 }
 
 
-def header_pairs(states: Iterable[pb.DimensionState]) -> list[tuple[str, str]]:
+def limit_headers(states: Iterable[pb.DimensionState]) -> list[tuple[bytes, bytes]]:
     """Return the headers that tell of these limits; none if there are no limits."""
-    told = [state for state in states if state.dimension in _FORMS]
-    nearest: dict[str, pb.DimensionState] = {}
-    for state in told:
-        suffix = _SUFFIXES.get(state.dimension)
-        if suffix is not None:
-            known = nearest.get(suffix)
-            if known is None or state.remaining < known.remaining:
-                nearest[suffix] = state
-    pairs = []
-    for suffix, _ in _KINDS:
+    told: list[_Standing] = []
+    nearest: dict[str, _Standing] = {}
+    for state in states:
+        dimension = state.dimension
+        if dimension not in _FORMS:
+            continue
+        standing = (state.level, dimension, state.limit, state.remaining, state.reset_us)
+        told.append(standing)
+        suffix = _SUFFIXES.get(dimension)
+        if suffix is not None and (suffix not in nearest or standing[3] < nearest[suffix][3]):
+            nearest[suffix] = standing
+    if not told:
+        return []
+    headers: list[tuple[bytes, bytes]] = []
+    for suffix, (of_limit, of_remaining, of_reset) in _NAMES.items():
         if suffix in nearest:
-            state = nearest[suffix]
-            pairs += [
-                (f"x-ratelimit-limit-{suffix}", str(state.limit)),
-                (f"x-ratelimit-remaining-{suffix}", str(state.remaining)),
-                (f"x-ratelimit-reset-{suffix}", duration_text(state.reset_us)),
+            _, _, limit, remaining, reset_us = nearest[suffix]
+            headers += [
+                (of_limit, b"%d" % limit),
+                (of_remaining, b"%d" % remaining),
+                (of_reset, duration_text(reset_us).encode()),
             ]
-    if told:
-        pairs += [
-            (
-                "ratelimit-policy",
-                ", ".join([_policy(it.level, it.dimension, it.limit) for it in told]),
-            ),
-            ("ratelimit", ", ".join([_standing(state) for state in told])),
-        ]
-    return pairs
+    policies = [_policy(level, dimension, limit) for level, dimension, limit, _, _ in told]
+    headers.append((b"ratelimit-policy", ", ".join(policies).encode()))
+    headers.append((b"ratelimit", ", ".join([_standing(*it) for it in told]).encode()))
+    return headers
+
+
+def header_pairs(states: Iterable[pb.DimensionState]) -> list[tuple[str, str]]:
+    """Return the same as texts, for what an error tells."""
+    return [(name.decode(), value.decode()) for name, value in limit_headers(states)]
 
 
 def is_limit_header(name: str) -> bool:
@@ -116,11 +128,17 @@ def _policy(level: pb.Level.ValueType, dimension: pb.Dimension.ValueType, limit:
     return f'"{name}";q={min(limit, _MAX_INTEGER)};qu="{form.unit}"{window}'
 
 
-def _standing(state: pb.DimensionState) -> str:
-    seconds = -(-state.reset_us // 1_000_000)
+def _standing(
+    level: pb.Level.ValueType,
+    dimension: pb.Dimension.ValueType,
+    _limit: int,
+    remaining: int,
+    reset_us: int,
+) -> str:
+    seconds = -(-reset_us // 1_000_000)
     reset = f";t={seconds}" if seconds else ""
-    name = _name(state.level, state.dimension)
-    return f'"{name}";r={min(state.remaining, _MAX_INTEGER)}{reset}'
+    name = _NAMED.get((level, dimension)) or _name(level, dimension)
+    return f'"{name}";r={min(remaining, _MAX_INTEGER)}{reset}'
 
 
 def _name(level: pb.Level.ValueType, dimension: pb.Dimension.ValueType) -> str:

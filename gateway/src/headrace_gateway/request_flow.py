@@ -65,7 +65,7 @@ from headrace_gateway.output_check import OutputOpener, open_output_check
 from headrace_gateway.output_estimate import OutputEstimates
 from headrace_gateway.per_key import PerKey
 from headrace_gateway.pricing import PriceBook, cached_tokens, hold_nano_usd
-from headrace_gateway.rate_headers import header_pairs
+from headrace_gateway.rate_headers import limit_headers
 from headrace_gateway.sent_reports import SentReports
 from headrace_gateway.stories import Stories
 from headrace_gateway.usage_events import Account, UsageLog
@@ -164,9 +164,7 @@ class RequestFlow:
                     lease = await self.admission.admit(
                         visit.principal, visit.request_id, reserve, request.model
                     )
-                visit.exchange.headers += [
-                    (name.encode(), value.encode()) for name, value in header_pairs(lease.states)
-                ]
+                visit.exchange.headers += limit_headers(lease.states)
                 redacted = await self._take_verdict(visit, verdict)
                 if redacted:
                     request.redact(redacted)
@@ -473,7 +471,7 @@ class RequestFlow:
         self.metrics.output_tokens.inc(usage.output_tokens)
         await ended
         if settling is not None and not settling.done():
-            await asyncio.wait({settling}, timeout=_SETTLE_WAIT_S)
+            await _wait_for(settling, _SETTLE_WAIT_S)
 
     def _ended(self, request_id: str, recorded: asyncio.Future[None]) -> asyncio.Future[None]:
         """Return what can be awaited, and cancelled, without cancelling the record."""
@@ -529,6 +527,23 @@ class _Stage:
         flow.note_stage(self._visit, self._name, flow.clock.now_s() - self._started_s)
         if self._span is not None:
             self._span.__exit__(*exc_info)
+
+
+async def _wait_for(work: asyncio.Future[None], longest_s: float) -> None:
+    """Wait for what goes on if the waiter is cancelled, not too long. Cheaper than `wait`."""
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+
+    def wake(_: object = None) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    timer = loop.call_later(longest_s, wake)
+    work.add_done_callback(wake)
+    try:
+        await waiter
+    finally:
+        timer.cancel()
 
 
 def _start_bound(visit: Visit) -> asyncio.Timeout | None:
