@@ -21,7 +21,7 @@ from headrace_gateway import error_body
 from headrace_gateway.admission import Admission
 from headrace_gateway.api_request import Endpoint
 from headrace_gateway.json_body import decode
-from headrace_gateway.rate_headers import header_pairs
+from headrace_gateway.rate_headers import limit_headers
 from headrace_gateway.visit import Caller
 
 # OpenAI's category: the guard's that make it up, the highest score counts.
@@ -108,9 +108,7 @@ class Moderations:
             answer = await self._scores(caller, texts)
         finally:
             await lease.settle(one)
-        caller.exchange.headers += [
-            (name.encode(), value.encode()) for name, value in header_pairs(lease.states)
-        ]
+        caller.exchange.headers += limit_headers(lease.states)
         return orjson.dumps(_answer(caller.request_id, answer))
 
     async def _scores(self, caller: Caller, texts: list[str]) -> ModerateResponse:

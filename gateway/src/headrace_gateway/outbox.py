@@ -243,9 +243,10 @@ class Outbox:
 
     async def _commit_forever(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RETRY_S if self._refused else self._segment_age_s):
-                    await self._queued.wait()
+            if not self._queue:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_S if self._refused else self._segment_age_s):
+                        await self._queued.wait()
             if self._queue:
                 await self._linger()
                 # Shielded: `close` cancels this loop, but a write under way is always finished.
@@ -256,7 +257,7 @@ class Outbox:
     async def _linger(self) -> None:
         if self._refused:
             await asyncio.sleep(RETRY_S)
-        else:
+        elif not self._hurry.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_S):
                     await self._hurry.wait()

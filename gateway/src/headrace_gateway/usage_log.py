@@ -103,6 +103,9 @@ class UsageLog:
             raise Unavailable("Usage cannot be recorded at the moment. Try again later.")
         self._open[event.request_id] = event.deadline_unix_us
         recorded = self._outbox.append_watched(event)
+        if event.streaming:
+            # The first byte will wait for it: written while a replica is chosen and begins.
+            self._outbox.hurry()
         # Marks a refusal as seen: the event is kept in memory and written once it can be.
         recorded.add_done_callback(lambda done: done.cancelled() or done.exception())
         return recorded
