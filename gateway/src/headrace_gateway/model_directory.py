@@ -80,6 +80,8 @@ class ModelDirectory:
         # Models ever seen stay known: without a replica they are unavailable, not unknown.
         self._cards: dict[str, ModelCard] = {}
         self._encoders: dict[tuple[str, str], PromptEncoder] = {}
+        # As asked for since the last list.
+        self._served: dict[str, ServedModel] = {}
         self._text_encoder = TextEncoder()
         self._fetches: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._running: dict[RefKey, int] = {}
@@ -126,6 +128,9 @@ class ModelDirectory:
             ModelNotFound: no worker ever served it.
             Unavailable: it is not known yet: the router's list or the tokenizer is on its way.
         """
+        served = self._served.get(model)
+        if served is not None:
+            return served
         card = self._cards.get(model)
         if card is None:
             if not self._has_list:
@@ -134,7 +139,8 @@ class ModelDirectory:
         encoder = self._encoder(card)
         if encoder is None:
             raise Unavailable("The model is being loaded.", retry_after_s=1.0)
-        return ServedModel(card, encoder)
+        served = self._served[model] = ServedModel(card, encoder)
+        return served
 
     def least_loaded(self, model: str, excluded: Iterable[ReplicaRef]) -> Replica:
         """Choose a replica without the router, by what was last seen and runs from here.
@@ -184,6 +190,7 @@ class ModelDirectory:
 
     async def _apply(self, replicas: ReplicaList) -> None:
         self._has_list = True
+        self._served.clear()
         self._replicas = {ref_key(replica.replica): replica for replica in replicas.replicas}
         for replica in replicas.replicas:
             for card in replica.models:

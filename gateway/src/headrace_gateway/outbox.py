@@ -307,6 +307,8 @@ class Outbox:
                 entry.waiter.set_exception(
                     Unavailable("Usage cannot be recorded at the moment. Try again later.")
                 )
+                # Seen, whether anybody waits or not: the event is kept and written once it can be.
+                entry.waiter.exception()
             entry.waiter = None
 
     async def _in_thread(self, call: Callable[[], T]) -> T:

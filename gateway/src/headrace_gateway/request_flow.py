@@ -497,7 +497,7 @@ class RequestFlow:
 
     def _later(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run work that no cancellation of the request may reach."""
-        task = asyncio.create_task(work)
+        task = asyncio.get_running_loop().create_task(work)
         self._closings.add(task)
         task.add_done_callback(self._closings.discard)
         return task

@@ -106,8 +106,6 @@ class UsageLog:
         if event.streaming:
             # The first byte will wait for it: written while a replica is chosen and begins.
             self._outbox.hurry()
-        # Marks a refusal as seen: the event is kept in memory and written once it can be.
-        recorded.add_done_callback(lambda done: done.cancelled() or done.exception())
         return recorded
 
     async def until_recorded(self, recorded: asyncio.Future[None]) -> None:
