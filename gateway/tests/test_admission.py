@@ -16,10 +16,11 @@ from headrace_common.errors import (
     RequestTooLargeForLimit,
     Unavailable,
 )
-from headrace_contracts.billing.v1.billing_pb2 import ModelLimits, Principal
+from headrace_contracts.billing.v1.billing_pb2 import ModelLimits
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 from headrace_gateway.admission import Admission, denial, scopes_of
 from headrace_gateway.metrics import GatewayMetrics
+from headrace_gateway.principal import Principal
 from headrace_testing.waiting import eventually
 
 ADMITTED = pb.AdmitResponse(outcome=pb.AdmitResponse.OUTCOME_ADMITTED)

@@ -21,6 +21,7 @@ from headrace_common.lifecycle import cancel_and_wait
 from headrace_contracts.billing.v1.billing_pb2 import Change, Principal
 from headrace_gateway.auth import KeyAuth, check_model_allowed
 from headrace_gateway.metrics import GatewayMetrics
+from headrace_gateway.principal import Principal as Owner
 from headrace_testing.clock import FakeClock
 from headrace_testing.waiting import eventually
 
@@ -70,7 +71,7 @@ class Scene:
         await asyncio.sleep(0)
         await eventually(lambda: self.auth.is_watching and self.billing.changes.empty())
 
-    async def ask(self, key: bytes = b"sk-hr-a") -> Principal:
+    async def ask(self, key: bytes = b"sk-hr-a") -> Owner:
         return await self.auth.authenticate([(b"authorization", b"Bearer " + key)])
 
 
@@ -229,7 +230,7 @@ async def test_a_key_may_come_as_x_api_key(scene: Scene) -> None:
 
 def test_allowed_models() -> None:
     """An empty list allows all."""
-    check_model_allowed(Principal(), "any")
-    check_model_allowed(Principal(allowed_models=["m"]), "m")
+    check_model_allowed(Owner(), "any")
+    check_model_allowed(Owner(allowed_models=["m"]), "m")
     with pytest.raises(ModelNotAllowed):
-        check_model_allowed(Principal(allowed_models=["m"]), "n")
+        check_model_allowed(Owner(allowed_models=["m"]), "n")

@@ -20,12 +20,12 @@ from headrace_common.errors import (
     RateLimited,
 )
 from headrace_common.settings import SettingsError
-from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.model_routes.choice import ModelRoutes, failure_kind, sticky_key
 from headrace_gateway.model_routes.route_file import RouteFile, load_route_file
 from headrace_gateway.model_routes.route_watch import RouteWatch
 from headrace_gateway.openai_schema import parse_chat
+from headrace_gateway.principal import Principal
 
 ANYONE = Principal(tenant_id="t", key_id="k")
 SPLIT = {"split": [{"model": "a", "weight": 3}, {"model": "b", "weight": 1}], "seed": "s"}

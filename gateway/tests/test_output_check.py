@@ -8,11 +8,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from headrace_common.errors import GuardUnavailable
-from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_gateway.clients.guard import GuardClient
-from headrace_gateway.input_guard import guard_head
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.output_check import OutputCheck, Release, open_output_check
+from headrace_gateway.principal import Principal
 from headrace_testing.fake_guard import DESCRIPTOR, FakeGuard, Switches
 from headrace_testing.gateway_fleet import FakeServer
 
@@ -36,9 +35,7 @@ class Scene:
 
     async def open(self, *, fail_open: bool = False, is_whole: bool = False) -> OutputCheck:
         principal = Principal(guard_fail_open=fail_open)
-        return await open_output_check(
-            self.client, principal, guard_head(principal), "r", self.metrics, is_whole=is_whole
-        )
+        return await open_output_check(self.client, principal, "r", self.metrics, is_whole=is_whole)
 
 
 async def read(check: OutputCheck) -> list[Release]:

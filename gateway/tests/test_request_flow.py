@@ -10,7 +10,6 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry
 
 from headrace_common.clock import SystemClock
-from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
 from headrace_gateway.admission import Admission
@@ -20,6 +19,7 @@ from headrace_gateway.model_routes.choice import ModelChoice
 from headrace_gateway.openai_dialect import make_sink
 from headrace_gateway.openai_schema import parse_chat
 from headrace_gateway.pricing import PriceBook
+from headrace_gateway.principal import Principal
 from headrace_gateway.request_flow import FlowLimits, RequestFlow
 from headrace_gateway.token_ids import TokenIds
 from headrace_gateway.visit import Visit

@@ -20,10 +20,10 @@ from headrace_common.errors import (
     Unavailable,
 )
 from headrace_common.lifecycle import cancel_and_wait
-from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 from headrace_gateway.limit_states import fill_states
 from headrace_gateway.metrics import GatewayMetrics
+from headrace_gateway.principal import Principal
 from headrace_gateway.rate_headers import header_pairs
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,6 @@ from headrace_common.clock import Clock
 from headrace_common.errors import ClientGone, HeadraceError, Internal, Unavailable
 from headrace_common.ids import RequestId, new_request_id
 from headrace_common.telemetry import span
-from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import DimensionState
 from headrace_gateway import error_body
 from headrace_gateway.api_request import Endpoint
@@ -28,6 +27,7 @@ from headrace_gateway.http_exchange import AsgiApp, HttpExchange, Receive, Scope
 from headrace_gateway.idempotency import Idempotency
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.pricing import price_tier
+from headrace_gateway.principal import Principal
 from headrace_gateway.query_params import check_query
 from headrace_gateway.rate_headers import is_limit_header, limit_headers
 from headrace_gateway.request_flow import RequestFlow

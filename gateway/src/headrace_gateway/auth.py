@@ -25,6 +25,7 @@ from headrace_common.errors import (
 )
 from headrace_contracts.billing.v1 import billing_pb2
 from headrace_gateway.metrics import GatewayMetrics
+from headrace_gateway.principal import Principal
 
 _FRESH_S = 60.0
 _STALE_S = 300.0
@@ -50,7 +51,7 @@ class KeySource(Protocol):
 
 @dataclass(slots=True)
 class _Entry:
-    principal: billing_pb2.Principal
+    principal: Principal
     checked_s: float
     is_suspect: bool = False
 
@@ -77,10 +78,10 @@ class KeyAuth:
         self._from_cache = metrics.key_lookups.labels("cache")
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._refused: OrderedDict[bytes, float] = OrderedDict()
-        self._lookups: dict[bytes, asyncio.Task[billing_pb2.Principal]] = {}
+        self._lookups: dict[bytes, asyncio.Task[Principal]] = {}
         self.is_watching = False
 
-    async def authenticate(self, headers: Iterable[tuple[bytes, bytes]]) -> billing_pb2.Principal:
+    async def authenticate(self, headers: Iterable[tuple[bytes, bytes]]) -> Principal:
         """Return who calls.
 
         Args:
@@ -92,7 +93,7 @@ class KeyAuth:
         """
         return await self.resolve(key_digest(headers))
 
-    async def resolve(self, digest: bytes) -> billing_pb2.Principal:
+    async def resolve(self, digest: bytes) -> Principal:
         """Return whose key has this SHA-256; raises as `authenticate` does."""
         now_s = self._clock.now_s()
         entry = self._entries.get(digest)
@@ -140,7 +141,7 @@ class KeyAuth:
         for entry in self._entries.values():
             entry.is_suspect = True
 
-    async def _ask_again(self, digest: bytes, now: float) -> billing_pb2.Principal:
+    async def _ask_again(self, digest: bytes, now: float) -> Principal:
         if self._refused.get(digest, 0.0) > now:
             self._metrics.key_lookups.labels("refused_cache").inc()
             raise _unknown()
@@ -155,7 +156,7 @@ class KeyAuth:
         except HeadraceError as error:
             return self._stale(digest, now, error)
 
-    def _stale(self, digest: bytes, now: float, error: HeadraceError) -> billing_pb2.Principal:
+    def _stale(self, digest: bytes, now: float, error: HeadraceError) -> Principal:
         entry = self._entries.get(digest)
         if entry is None or now - entry.checked_s > _STALE_S:
             raise Unavailable("The key cannot be checked now.", retry_after_s=1.0) from error
@@ -163,18 +164,18 @@ class KeyAuth:
         self._metrics.degraded.labels("billing").inc()
         return entry.principal
 
-    async def _look_up(self, digest: bytes) -> billing_pb2.Principal:
+    async def _look_up(self, digest: bytes) -> Principal:
         """Ask billing once, however many requests wait."""
         task = self._lookups.get(digest)
         if task is None:
             task = self._lookups[digest] = asyncio.create_task(self._ask(digest))
         return await asyncio.shield(task)
 
-    async def _ask(self, digest: bytes) -> billing_pb2.Principal:
+    async def _ask(self, digest: bytes) -> Principal:
         task = asyncio.current_task()
         try:
             self._metrics.key_lookups.labels("billing").inc()
-            principal = await self._source.resolve_key(digest)
+            principal = Principal.of(await self._source.resolve_key(digest))
             # Not kept when a change came meanwhile: the answer may be older than it.
             if self._lookups.get(digest) is task:
                 self._keep(digest, principal)
@@ -183,7 +184,7 @@ class KeyAuth:
             if self._lookups.get(digest) is task:
                 del self._lookups[digest]
 
-    def _keep(self, digest: bytes, principal: billing_pb2.Principal) -> None:
+    def _keep(self, digest: bytes, principal: Principal) -> None:
         self._entries[digest] = _Entry(principal, self._clock.now_s(), not self.is_watching)
         self._entries.move_to_end(digest)
         while len(self._entries) > _MAX_CACHED:
@@ -199,7 +200,7 @@ def key_digest(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     return hashlib.sha256(_bearer(headers)).digest()
 
 
-def check_model_allowed(principal: billing_pb2.Principal, model: str) -> None:
+def check_model_allowed(principal: Principal, model: str) -> None:
     """Raise unless the key may use *model*.
 
     Raises:
@@ -209,7 +210,7 @@ def check_model_allowed(principal: billing_pb2.Principal, model: str) -> None:
         raise ModelNotAllowed(f"This API key may not use the model {model!r}.", param="model")
 
 
-def check_scope(principal: billing_pb2.Principal, scope: str) -> None:
+def check_scope(principal: Principal, scope: str) -> None:
     """Raise unless the key is for *scope*; a key without scopes is for inference and usage.
 
     Raises:

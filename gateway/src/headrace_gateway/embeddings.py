@@ -14,7 +14,6 @@ from msgspec import Meta, Struct
 
 from headrace_common.clock import Clock
 from headrace_common.errors import InvalidRequest
-from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.guard.v1 import guard_pb2
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1.worker_pb2 import (
@@ -30,6 +29,7 @@ from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.openai_bodies import Positive, Text
 from headrace_gateway.openai_dialect import OpenAiErrors
 from headrace_gateway.openai_schema import read_prompts
+from headrace_gateway.principal import Principal
 from headrace_gateway.visit import Caller, Exchange, Reading, Visit
 
 MAX_INPUTS = 2048

@@ -9,11 +9,10 @@ from typing import Protocol
 from headrace_common.errors import GuardUnavailable, HeadraceError, InputBlocked, ReplicaLost
 from headrace_common.proto_wire import Encoded, bytes_tag, with_length
 from headrace_common.session import SessionCall
-from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.guard.v1 import guard_pb2 as pb
 from headrace_gateway.api_request import GuardPart
 from headrace_gateway.metrics import GatewayMetrics
-from headrace_gateway.per_key import PerKey
+from headrace_gateway.principal import Principal
 
 _MAX_NAMED = 3
 _FIELDS = pb.CheckInputRequest.DESCRIPTOR.fields_by_name
@@ -101,7 +100,6 @@ class InputGuard:
 
     def __init__(self, guard: InputChecker, metrics: GatewayMetrics) -> None:
         self._guard, self._metrics = guard, metrics
-        self._heads = PerKey(guard_head)
 
     async def ask(
         self,
@@ -111,7 +109,7 @@ class InputGuard:
         opaque_paths: Sequence[str] = (),
     ) -> PendingVerdict:
         """Send *parts* to be judged; what stands at *opaque_paths* cannot be read by anybody."""
-        pieces = [_REQUEST_ID, with_length(request_id.encode()), self._heads.of(principal)]
+        pieces = [_REQUEST_ID, with_length(request_id.encode()), principal.guard_head]
         for part in parts:
             encoded = pb.TextPart(path=part.path, trust=part.trust, text=part.text)
             pieces += (_PARTS, with_length(encoded.SerializeToString()))
@@ -123,18 +121,6 @@ class InputGuard:
         except HeadraceError as error:
             asked = error
         return PendingVerdict(asked, principal, parts, self._metrics)
-
-
-def guard_head(principal: Principal) -> bytes:
-    """Return what the guard is told of a key, in its questions on inputs and outputs alike."""
-    return pb.OutputOpen(
-        tenant_id=principal.tenant_id, key_id=principal.key_id, policy=policy_of(principal)
-    ).SerializeToString()
-
-
-def policy_of(principal: Principal) -> pb.PolicyRef:
-    """Return the key's policy as the guard takes it."""
-    return pb.PolicyRef(policy=principal.guard_policy, blocklist=principal.guard_blocklist)
 
 
 def _blocked(verdict: pb.Verdict, parts: Sequence[GuardPart]) -> InputBlocked:

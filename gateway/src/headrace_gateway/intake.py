@@ -13,7 +13,6 @@ from headrace_common import blocks
 from headrace_common.errors import InvalidRequest
 from headrace_common.ids import job_id
 from headrace_common.proto_wire import bytes_tag, with_length
-from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.guard.v1 import guard_pb2
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
 from headrace_contracts.router.v1.router_pb2 import PickRequest
@@ -23,6 +22,7 @@ from headrace_gateway.api_request import ApiRequest, Endpoint, Prompt, ServiceTi
 from headrace_gateway.constraints import output_constraint
 from headrace_gateway.generation import Job
 from headrace_gateway.model_directory import ServedModel
+from headrace_gateway.principal import Principal
 from headrace_gateway.prompt import LONG_CHARS, PromptEncoder
 from headrace_gateway.prompt_sizes import check_ids, default_max_tokens, output_bound
 from headrace_gateway.text_prompt import TextEncoder, text_prompt

@@ -15,10 +15,10 @@ from typing import NamedTuple, Protocol
 
 from headrace_common.errors import Deadline, GuardUnavailable, HeadraceError, ReplicaLost
 from headrace_common.proto_wire import Encoded, bytes_tag, with_length
-from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.guard.v1 import guard_pb2 as pb
 from headrace_gateway.clients.guard import OutputCall
 from headrace_gateway.metrics import GatewayMetrics
+from headrace_gateway.principal import Principal
 
 # After the last text the guard has nothing to wait for.
 _LAST_ANSWER_S = 5.0
@@ -282,7 +282,6 @@ class _Shortcut:
 async def open_output_check(
     guard: OutputOpener,
     principal: Principal,
-    head: bytes,
     request_id: str,
     metrics: GatewayMetrics,
     *,
@@ -293,7 +292,6 @@ async def open_output_check(
     Args:
         guard: judges.
         principal: whose answer it is.
-        head: what the guard is told of the key (`input_guard.guard_head`).
         request_id: of the answer.
         metrics: answers that go unjudged are counted.
         is_whole: nobody reads it before its end.
@@ -301,7 +299,7 @@ async def open_output_check(
     Raises:
         GuardUnavailable: the guard cannot be reached, and the key is fail-closed.
     """
-    opened = Encoded(_REQUEST_ID + with_length(request_id.encode()) + head)
+    opened = Encoded(_REQUEST_ID + with_length(request_id.encode()) + principal.guard_head)
     call: OutputCall | None = None
     try:
         call = await guard.open_output(opened)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from headrace_common.errors import ContextTooLong, InvalidRequest
-from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.worker.v1.worker_pb2 import ModelCard
 from headrace_gateway.api_request import ApiRequest
+from headrace_gateway.principal import Principal
 
 
 def check_ids(request: ApiRequest, card: ModelCard) -> None:

@@ -47,7 +47,7 @@ from headrace_gateway.constraints import for_client
 from headrace_gateway.embeddings import embed_request
 from headrace_gateway.generation import Generator, Job
 from headrace_gateway.guard_parts import complete_guard_parts
-from headrace_gateway.input_guard import InputGuard, PendingVerdict, guard_head
+from headrace_gateway.input_guard import InputGuard, PendingVerdict
 from headrace_gateway.intake import (
     EncodedPrompt,
     Intake,
@@ -63,7 +63,6 @@ from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.model_routes.model_names import ModelNames
 from headrace_gateway.output_check import OutputOpener, open_output_check
 from headrace_gateway.output_estimate import OutputEstimates
-from headrace_gateway.per_key import PerKey
 from headrace_gateway.pricing import PriceBook, cached_tokens, hold_nano_usd
 from headrace_gateway.rate_headers import limit_headers
 from headrace_gateway.sent_reports import SentReports
@@ -116,7 +115,6 @@ class RequestFlow:
     limits: FlowLimits
     output_estimates: OutputEstimates = field(default_factory=OutputEstimates)
     stories: Stories | None = None
-    _guard_heads: PerKey[bytes] = field(default_factory=lambda: PerKey(guard_head))
     _closings: set[asyncio.Future[None]] = field(default_factory=set)
 
     async def serve(self, visit: Visit) -> None:
@@ -333,7 +331,6 @@ class RequestFlow:
         check = await open_output_check(
             self.output_guard,
             visit.principal,
-            self._guard_heads.of(visit.principal),
             visit.request_id,
             self.metrics,
             # Log probabilities go with the token that was judged.

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.types.v1.types_pb2 import ReplicaRef, TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import (
     Ending,
@@ -15,6 +14,7 @@ from headrace_contracts.usage.v1.usage_pb2 import (
     UsageEvent,
 )
 from headrace_gateway.pricing import Rates, amount_nano_usd
+from headrace_gateway.principal import Principal
 
 
 class UsageLog(Protocol):

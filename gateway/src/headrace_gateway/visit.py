@@ -9,7 +9,6 @@ from typing import Protocol
 
 from headrace_common.clock import Clock
 from headrace_common.errors import HeadraceError
-from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.usage.v1.usage_pb2 import PRICE_TIER_STANDARD, PriceTier
 from headrace_gateway.answer import Delivery, Sink, VectorSink
 from headrace_gateway.api_request import ApiRequest, Endpoint
@@ -17,6 +16,7 @@ from headrace_gateway.error_body import Headers
 from headrace_gateway.generation import Job
 from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.model_routes.choice import ModelChoice
+from headrace_gateway.principal import Principal
 
 
 class Exchange(Protocol):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace_common.errors import HeadraceError
-from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH
 from headrace_contracts.usage.v1.usage_pb2 import PRICE_TIER_BATCH
 from headrace_gateway.captured_exchange import CapturedExchange
+from headrace_gateway.principal import Principal
 from headrace_gateway.request_flow import RequestFlow
 from headrace_gateway.visit import Caller, Dialect, Visit
 
@@ -46,9 +46,7 @@ class LineCaller:
         self, principal: Principal, url: str, request_id: str, body: bytes
     ) -> LineOutcome:
         """Try once."""
-        owner = Principal()
-        owner.CopyFrom(principal)
-        owner.priority = PRIORITY_BATCH
+        owner = replace(principal, priority=PRIORITY_BATCH)
         exchange, dialect = CapturedExchange(), self._dialects[url]
         visit: Visit | None = None
         try:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from headrace_common.errors import HeadraceError, UnknownKey
 from headrace_common.lifecycle import cancel_and_wait
-from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_gateway.auth import KeyAuth
 from headrace_gateway.batch_api.input_lines import (
     MAX_ERRORS,
@@ -32,6 +31,7 @@ from headrace_gateway.batch_api.input_lines import (
 from headrace_gateway.batch_api.line_call import LineCaller
 from headrace_gateway.batch_api.stored_batches import LEASE_S, Batch, PendingLine, StoredBatches
 from headrace_gateway.batch_api.stored_files import StoredFiles
+from headrace_gateway.principal import Principal
 
 _log = logging.getLogger(__name__)
 

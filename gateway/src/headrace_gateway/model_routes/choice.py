@@ -20,12 +20,12 @@ from headrace_common.errors import (
     QueueFull,
     Unavailable,
 )
-from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.api_request import ApiRequest
 from headrace_gateway.auth import check_model_allowed
 from headrace_gateway.model_routes.cascade import Cascade
 from headrace_gateway.model_routes.route_file import RouteFile, RouteSection
+from headrace_gateway.principal import Principal
 
 _HASHED_CHARS = 200
 

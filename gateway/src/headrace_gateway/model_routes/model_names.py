@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from headrace_common.errors import HeadraceError, ModelNotFound, NoReplica
-from headrace_contracts.billing.v1.billing_pb2 import Principal
 from headrace_contracts.worker.v1.worker_pb2 import ModelCard
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.api_request import ApiRequest
@@ -12,6 +11,7 @@ from headrace_gateway.model_directory import ModelDirectory, ServedModel
 from headrace_gateway.model_routes.cascade import asked_text
 from headrace_gateway.model_routes.choice import ModelChoice, sticky_key, usable_targets
 from headrace_gateway.model_routes.route_watch import RouteWatch
+from headrace_gateway.principal import Principal
 
 
 class ModelNames:

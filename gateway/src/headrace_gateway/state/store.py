@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Table, delete, select
 
 from headrace_common.clock import Clock
 from headrace_common.database import SqlDatabase
-from headrace_contracts.billing.v1.billing_pb2 import Principal
+from headrace_gateway.principal import Principal
 from headrace_gateway.state import schema
 from headrace_gateway.state.migrations import migrate
 

@@ -1,0 +1,67 @@
+"""Whose key a request came with, as billing told it, in values that cost nothing to read.
+
+Each field of a protobuf message is looked up, and a string made anew, whenever it is read; a
+request reads some thirty of its key's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from headrace_contracts.billing.v1 import billing_pb2
+from headrace_contracts.guard.v1.guard_pb2 import OutputOpen, PolicyRef
+from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Scope
+from headrace_contracts.types.v1.types_pb2 import PRIORITY_UNSPECIFIED, Priority
+
+
+@dataclass
+class Principal:
+    """A `billing.v1.Principal`; its contract says what the fields mean. Never changed once used."""
+
+    tenant_id: str = ""
+    project_id: str = ""
+    key_id: str = ""
+    scopes: Sequence[str] = ()
+    allowed_models: Sequence[str] = ()
+    limits: Sequence[Scope] = ()
+    guard_policy: str = ""
+    guard_blocklist: Sequence[str] = ()
+    guard_fail_open: bool = False
+    cache_salt: bytes = b""
+    expires_unix_s: int = 0
+    priority: Priority.ValueType = PRIORITY_UNSPECIFIED
+    prepaid: bool = False
+    counts_cached_input: bool = False
+    model_limits: Sequence[billing_pb2.ModelLimits] = ()
+
+    @classmethod
+    def of(cls, told: billing_pb2.Principal) -> Principal:
+        """Take what billing told."""
+        return cls(
+            tenant_id=told.tenant_id,
+            project_id=told.project_id,
+            key_id=told.key_id,
+            scopes=tuple(told.scopes),
+            allowed_models=tuple(told.allowed_models),
+            limits=tuple(told.limits),
+            guard_policy=told.guard_policy,
+            guard_blocklist=tuple(told.guard_blocklist),
+            guard_fail_open=told.guard_fail_open,
+            cache_salt=told.cache_salt,
+            expires_unix_s=told.expires_unix_s,
+            priority=told.priority,
+            prepaid=told.prepaid,
+            counts_cached_input=told.counts_cached_input,
+            model_limits=tuple(told.model_limits),
+        )
+
+    @cached_property
+    def guard_head(self) -> bytes:
+        """What the guard is told of a key, the same in its questions on inputs and outputs."""
+        return OutputOpen(
+            tenant_id=self.tenant_id,
+            key_id=self.key_id,
+            policy=PolicyRef(policy=self.guard_policy, blocklist=self.guard_blocklist),
+        ).SerializeToString()
