@@ -46,8 +46,7 @@ from headrace_common.telemetry import current_traceparent
 from headrace_contracts.session.v1 import session_pb2
 from headrace_contracts.session.v1.session_pb2 import Frame, Item
 
-_MESSAGE, _END = Item.KIND_MESSAGE, Item.KIND_END
-_ENDED_WELL = Item(kind=_END)
+_END = Item.KIND_END
 _CREDIT_EVERY = WINDOW // 2
 _CONNECT_TIMEOUT_S = 2.0
 # After a try that ran into the timeout, calls fail at once for so long.
@@ -100,7 +99,8 @@ class SessionCall(Generic[Req, Res]):
         self._session, self._id, self._method = session, call_id, method
         self.ref = call_ref(call_id)
         self._loop = session.loop
-        self._received: deque[Item | HeadraceError] = deque()
+        # Messages as they came; what ended the call badly; None = it ended well.
+        self._received: deque[bytes | HeadraceError | None] = deque()
         # Whoever waits in `receive` or `wait`, and what `wait` wants called instead of waking it.
         self._waiter: asyncio.Future[bool] | None = None
         self._shortcut: Callable[[], bool] | None = None
@@ -175,19 +175,13 @@ class SessionCall(Generic[Req, Res]):
                 await self._waiter
             finally:
                 self._waiter = None
-        item = self._received.popleft()
-        if isinstance(item, HeadraceError):
-            self._end()
-            raise item
-        if item.kind == _END:
-            self._end()
-            if item.status:
-                raise from_status(status_pb2.Status.FromString(item.status))
-            return None
-        self._unacknowledged += 1
-        if self._unacknowledged >= _CREDIT_EVERY:
-            self._give_credit()
-        return self._method.response.FromString(item.payload)
+        received = self._received.popleft()
+        if isinstance(received, bytes):
+            return self._parsed(received)
+        self._end()
+        if received is not None:
+            raise received
+        return None
 
     async def wait(self, shortcut: Callable[[], bool]) -> bool:
         """Wait for something to `receive` that *shortcut* does not take.
@@ -211,15 +205,9 @@ class SessionCall(Generic[Req, Res]):
     def take_ready(self) -> list[Res]:
         """Return the messages that are there; the call's end and errors are `receive`'s."""
         received, taken = self._received, []
-        while received:
-            item = received[0]
-            if isinstance(item, HeadraceError) or item.kind != _MESSAGE:
-                break
+        while received and isinstance(message := received[0], bytes):
             received.popleft()
-            self._unacknowledged += 1
-            if self._unacknowledged >= _CREDIT_EVERY:
-                self._give_credit()
-            taken.append(self._method.response.FromString(item.payload))
+            taken.append(self._parsed(message))
         return taken
 
     async def __aiter__(self) -> AsyncIterator[Res]:
@@ -230,16 +218,22 @@ class SessionCall(Generic[Req, Res]):
         """Hand over what the stream's reader got."""
         if self.first_answer_s is None:
             self.first_answer_s = time.monotonic()
-        self._received.append(item)
-        if isinstance(item, Item):
+        is_error = False
+        if isinstance(item, HeadraceError):
+            is_error = True
+            self._received.append(item)
+        elif item.kind == _END:
+            self._is_over_there = True
+            told = item.status
+            self._received.append(from_status(status_pb2.Status.FromString(told)) if told else None)
+        else:
+            self._received.append(item.payload)
             if item.is_last:
-                self._received.append(_ENDED_WELL)
-                self._is_over_there = True
-            elif item.kind == _END:
+                self._received.append(None)
                 self._is_over_there = True
         waiter = self._waiter
         if waiter is not None and not waiter.done():
-            if self._shortcut is None or isinstance(item, HeadraceError):
+            if self._shortcut is None or is_error:
                 waiter.set_result(True)
             elif not self._is_noted:
                 self._is_noted = True
@@ -272,9 +266,13 @@ class SessionCall(Generic[Req, Res]):
             self._timer.cancel()
             self._timer = None
 
-    def _give_credit(self) -> None:
-        self._tell(credit(self.ref, self._unacknowledged))
-        self._unacknowledged = 0
+    def _parsed(self, message: bytes) -> Res:
+        """Parse a message, and let the server send more for those that were taken."""
+        self._unacknowledged += 1
+        if self._unacknowledged >= _CREDIT_EVERY:
+            self._tell(credit(self.ref, self._unacknowledged))
+            self._unacknowledged = 0
+        return self._method.response.FromString(message)
 
     def _tell(self, item: bytes) -> None:
         """Put an item whose loss needs no telling: that the stream is gone, the reader learns."""
