@@ -205,9 +205,9 @@ class SessionCall(Generic[Req, Res]):
     def take_ready(self) -> list[Res]:
         """Return the messages that are there; the call's end and errors are `receive`'s."""
         received, taken = self._received, []
-        while received and isinstance(message := received[0], bytes):
+        while received and isinstance(payload := received[0], bytes):
             received.popleft()
-            taken.append(self._parsed(message))
+            taken.append(self._parsed(payload))
         return taken
 
     async def __aiter__(self) -> AsyncIterator[Res]:
