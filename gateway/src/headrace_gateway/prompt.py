@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -113,6 +114,15 @@ class ChatTemplate:
             ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class _Control:
+    """A control token, and whether it swallows the space beside it."""
+
+    ids: TokenIds
+    lstrip: bool
+    rstrip: bool
+
+
 class PromptEncoder:
     """Turns prompts of one model into ids. Thread-safe after construction.
 
@@ -131,9 +141,12 @@ class PromptEncoder:
         self._bos = [card.bos_token_id] if card.add_bos else []
         added = self._plain.get_added_tokens_decoder()
         self._special = {
-            token.content: (TokenIds.of([i]), token) for i, token in added.items() if token.special
+            token.content: _Control(TokenIds.of([i]), token.lstrip, token.rstrip)
+            for i, token in added.items()
+            if token.special
         }
         self._spelling = _alternatives(self._special)
+        self._control = self._spelling and re.compile(f"({self._spelling.pattern})")
         self._beginnings = tuple(
             {text[:end] for text in self._special for end in range(1, len(text))}
         )
@@ -216,25 +229,27 @@ class PromptEncoder:
         return text + mark if text.endswith(self._beginnings) else text
 
     def _encode_pieces(self, text: str, mark: str, owner: bytes | None) -> TokenIds:
+        # Plain pieces and control tokens in turn.
+        parts = [text] if self._control is None else self._control.split(text)
         pieces: list[TokenIds] = []
-        start, strips = 0, False
-        for found in () if self._spelling is None else self._spelling.finditer(text):
-            ids, token = self._special[found.group()]
-            begin, end = found.span()
-            piece = text[start:begin]
-            if mark or strips or token.lstrip:
-                piece = _stripped(piece, mark, left=strips, right=token.lstrip)
+        remembered, strips = self._memory.recent, False
+        for idx in range(0, len(parts), 2):
+            piece = parts[idx]
+            control = self._special[parts[idx + 1]] if idx + 1 < len(parts) else None
+            if mark or strips or (control is not None and control.lstrip):
+                right = control is not None and control.lstrip
+                piece = _stripped(piece, mark, left=strips, right=right)
             if piece:
-                pieces.append(self._piece_ids(piece, owner, is_first=not start))
-            pieces.append(ids)
-            start, strips = end, token.rstrip
-        piece = _stripped(text[start:], mark, left=strips, right=False)
-        if piece:
-            pieces.append(self._piece_ids(piece, owner, is_first=not start))
+                is_first = idx == 0 and self._first is not self._plain
+                ids = None if owner is None or is_first else remembered.get((owner, piece))
+                pieces.append(ids or self._piece_ids(piece, owner, is_first=is_first))
+            if control is not None:
+                pieces.append(control.ids)
+                strips = control.rstrip
         return TokenIds.joined(pieces)
 
     def _piece_ids(self, piece: str, owner: bytes | None, *, is_first: bool) -> TokenIds:
-        if is_first and self._first is not self._plain:
+        if is_first:
             return TokenIds.of(_ids(self._first, piece))
         if owner is None:
             return TokenIds.of(_ids(self._plain, piece))

@@ -75,14 +75,15 @@ class _Memory(Generic[K, V]):
         # Two halves: what is asked for moves to the new one, which becomes the old when it is full.
         self._max_half_bytes = max_bytes // 2
         self._num_bytes = 0
-        self._new: dict[K, V] = {}
+        # The new one; where most that is asked for is.
+        self.recent: dict[K, V] = {}
         self._old: dict[K, V] = {}
 
     def get(self, key: K) -> V | None:
         """Return what is remembered; None = nothing is."""
-        found = self._new.get(key)
+        found = self.recent.get(key)
         if found is None and (found := self._old.pop(key, None)) is not None:
-            self._new[key] = found
+            self.recent[key] = found
         return found
 
     def put(self, key: K, value: V, num_bytes: int) -> None:
@@ -91,8 +92,8 @@ class _Memory(Generic[K, V]):
         if num_bytes > self._max_half_bytes // 8:
             return
         if self._num_bytes + num_bytes > self._max_half_bytes:
-            self._old, self._new, self._num_bytes = self._new, {}, 0
-        self._new[key] = value
+            self._old, self.recent, self._num_bytes = self.recent, {}, 0
+        self.recent[key] = value
         self._num_bytes += num_bytes
 
 
