@@ -2,6 +2,8 @@
 
 Fields that no model here can honour yet (`audio`, `prediction`, ...) give a 400 that names them,
 never silence. What would reach a model in them goes to the guard first.
+
+Long because every field has its own rule.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ sync with others.
 The folder holds `lock` (one process at a time), `id`, `position` (see `relay`) and the segments
 (see `segments`). The newest segment is never deleted: its name carries the sequence number over a
 restart.
+
+Long because queue, commits and recovery share one state.
 """
 
 from __future__ import annotations
@@ -307,7 +309,7 @@ class Outbox:
                 entry.waiter.set_exception(
                     Unavailable("Usage cannot be recorded at the moment. Try again later.")
                 )
-                # Seen, whether anybody waits or not: the event is kept and written once it can be.
+                # Seen, whether anybody waits or not.
                 entry.waiter.exception()
             entry.waiter = None
 

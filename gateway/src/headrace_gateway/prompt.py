@@ -27,10 +27,15 @@ from typing import Any
 import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
 
 from headrace_common.errors import InvalidRequest
 from headrace_contracts.worker.v1.worker_pb2 import ModelCard
+from headrace_gateway.control_tokens import (
+    encode_ids,
+    make_tokenizer,
+    spare_first_prefix,
+    with_control_tokens,
+)
 from headrace_gateway.token_ids import PieceMemory, TokenIds
 from headrace_gateway.tool_prompt import spells_hermes, tell_tools
 
@@ -132,11 +137,11 @@ class PromptEncoder:
     """
 
     def __init__(self, card: ModelCard, tokenizer_json: bytes) -> None:
-        spec = _with_control_tokens(tokenizer_json, card.chat_template)
+        spec = with_control_tokens(tokenizer_json, card.chat_template)
         # For what is not the beginning of a text, and for what is.
-        self._plain = self._first = _tokenizer(spec)
-        if _spare_first_prefix(spec):
-            self._plain = _tokenizer(spec)
+        self._plain = self._first = make_tokenizer(spec)
+        if spare_first_prefix(spec):
+            self._plain = make_tokenizer(spec)
         self.template = ChatTemplate(card.chat_template, card.special_tokens)
         self._bos = [card.bos_token_id] if card.add_bos else []
         added = self._plain.get_added_tokens_decoder()
@@ -194,7 +199,7 @@ class PromptEncoder:
 
     def encode_text(self, text: str, *, add_bos: bool = True) -> TokenIds:
         """Encode a plain prompt; control tokens' spellings stay text."""
-        return TokenIds.of((self._bos if add_bos else []) + _ids(self._first, text))
+        return TokenIds.of((self._bos if add_bos else []) + encode_ids(self._first, text))
 
     def spellings(self, token_ids: Sequence[int]) -> list[str]:
         """Return each token as the vocabulary spells it."""
@@ -250,12 +255,12 @@ class PromptEncoder:
 
     def _piece_ids(self, piece: str, owner: bytes | None, *, is_first: bool) -> TokenIds:
         if is_first:
-            return TokenIds.of(_ids(self._first, piece))
+            return TokenIds.of(encode_ids(self._first, piece))
         if owner is None:
-            return TokenIds.of(_ids(self._plain, piece))
+            return TokenIds.of(encode_ids(self._plain, piece))
         ids = self._memory.get((owner, piece))
         if ids is None:
-            ids = TokenIds.of(_ids(self._plain, piece))
+            ids = TokenIds.of(encode_ids(self._plain, piece))
             self._memory.put_ids(owner, piece, ids)
         return ids
 
@@ -267,43 +272,6 @@ def _stripped(piece: str, mark: str, *, left: bool, right: bool) -> str:
     if left:
         piece = piece.lstrip()
     return piece.rstrip() if right else piece
-
-
-def _with_control_tokens(tokenizer_json: bytes, template: str) -> dict[str, Any]:
-    """Mark every control token as special, and let none of them match a normalised text."""
-    spec = json.loads(tokenizer_json)
-    for token in spec.get("added_tokens", ()):
-        spelling = token["content"]
-        is_quoted = spelling.startswith(("<", "[")) and spelling.endswith((">", "]"))
-        looks_so = spelling.startswith("<|") and spelling.endswith("|>")
-        if token["special"] or looks_so or (is_quoted and spelling in template):
-            token["special"], token["normalized"] = True, False
-    return dict(spec)
-
-
-def _spare_first_prefix(spec: dict[str, Any]) -> bool:
-    """Let no text get the space that only a text's beginning gets; whether any would have."""
-    outer = spec.get("pre_tokenizer") or {}
-    found = False
-    for step in (outer, *outer.get("pretokenizers", ())):
-        if step.get("prepend_scheme") == "first":
-            step["prepend_scheme"], found = "never", True
-    return found
-
-
-def _tokenizer(spec: dict[str, Any]) -> Tokenizer:
-    """Return a tokenizer to which control tokens' spellings are text."""
-    made = Tokenizer.from_str(json.dumps(spec, ensure_ascii=False))
-    made.encode_special_tokens = True
-    made.no_padding()
-    made.no_truncation()
-    return made
-
-
-def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Encode one text, as a batch of one: that call computes no offsets, and lets threads run."""
-    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-    return ids
 
 
 def _alternatives(spellings: Mapping[str, object]) -> re.Pattern[str] | None:
