@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterable, Sequence
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Protocol
 
