@@ -198,7 +198,7 @@ class _Protocol(HttpToolsProtocol):
         self._is_in_head = False
         self._head_due_s = math.inf
         super().on_headers_complete()
-        self.scope[CONNECTION_EXTENSION] = self, _Reply(self.cycle)
+        self.scope[CONNECTION_EXTENSION] = self, _Reply(self.cycle)  # type: ignore[literal-required]
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
