@@ -43,10 +43,12 @@ class Fleet:
         self._env_file, self.prometheus_port = env_file, prometheus_port
         self.ports = [port + number for number in range(NUM_GATEWAYS)]
 
-    def compose(self, *words: str, fails: bool = False) -> str:
+    def compose(self, *words: str, fails: bool = False, given: str = "") -> str:
         """Run one command; its output. Ends the check if it fails, or if it does not but should."""
         argv = [*COMPOSE, "--project-name", PROJECT, "--env-file", str(self._env_file), *words]
-        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            argv, cwd=ROOT, input=given, capture_output=True, text=True, check=False
+        )
         if bool(done.returncode) != fails:
             raise SystemExit(f"{shlex.join(argv)}: exit code {done.returncode}\n{done.stderr}")
         return done.stderr if fails else done.stdout
@@ -56,9 +58,9 @@ class Fleet:
         lines = self.compose("ps", "--all", "--format", "json").strip().splitlines()
         return [json.loads(line) for line in lines]
 
-    def admin(self, *words: str) -> str:
+    def admin(self, *words: str, given: str = "") -> str:
         """Run a command of `headrace`."""
-        return self.compose("run", "--rm", "admin", *words)
+        return self.compose("run", "--rm", "-T", "admin", *words, given=given)
 
 
 def ask(port: int, key: str, max_tokens: int, on_first: Callable[[], None] | None = None) -> int:
@@ -166,12 +168,17 @@ def check_memory(fleet: Fleet, key: str, num_answers: int) -> None:
     fleet.compose("down")
     fleet.compose(*UP)
     num_answers += check_answers(fleet, key)
+    wanted = f" {num_answers} entries, 0 open, 0 dead letters"
     for _ in range(30):
-        said = fleet.admin("ledger", "verify")
-        if f" {num_answers} entries, 0 open, 0 dead letters" in said:
-            return
+        if wanted in (said := fleet.admin("ledger", "verify")):
+            break
         time.sleep(1)
-    raise AssertionError(f"{num_answers} answers were given; {said}")
+    else:
+        raise AssertionError(f"{num_answers} answers were given; {said}")
+    lister = ("python", "-m", "headrace_gateway.outbox_list", "/var/lib/headrace/outbox")
+    waiting = fleet.compose("exec", "-T", "gateway", *lister)
+    found = json.loads(fleet.admin("ledger", "reconcile", "--outbox", "-", given=waiting))
+    assert found["ok"], found
 
 
 def try_all(fleet: Fleet, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """The commands about tenants, plans, prices, money and books, against a real billing service."""
 
+import io
 import json
 import os
 import signal
@@ -212,3 +213,15 @@ def test_proofs(headrace: Headrace) -> None:
     code, found = headrace("ledger", "reconcile", "--json")
     assert (code, found["log_was_read"], found["outbox"]["missing"]) == (0, False, [])
     assert headrace("ledger", "dead-letters", "--json")[1]["total"] == 0
+
+
+def test_an_outbox_may_be_listed_elsewhere(
+    headrace: Headrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway in a container reads its files there, and pipes what it finds."""
+    lines = '{"request_id": "req_1", "kind": 1}\n{"request_id": "req_2", "kind": 2}\n'
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    code, found = headrace("ledger", "reconcile", "--outbox", "-", "--json")
+    assert code == 1
+    assert found["outbox"]["events"] == 2
+    assert {it["request_id"] for it in found["outbox"]["missing"]} == {"req_1", "req_2"}

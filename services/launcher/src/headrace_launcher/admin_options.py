@@ -240,7 +240,8 @@ def _add_ledger(ledger: Commands, add: AddCommand) -> None:
     compare = add(ledger, "reconcile", "outboxes, log, workers", "accounts:reconcile_ledger")
     _json(compare).add_argument(
         "--outbox", dest="outbox_dirs", action="append", default=[], metavar="DIR",
-        help="of a gateway; the running fleet's by itself",
+        help="of a gateway; the running fleet's by itself; - = what headrace_gateway.outbox_list "
+        "says, from standard input",
     )  # fmt: skip
     letters = add(ledger, "dead-letters", "what cannot be booked", "accounts:list_dead_letters")
     _json(letters).add_argument("--limit", type=int, default=100)
