@@ -7,13 +7,17 @@ from contextlib import AsyncExitStack
 import pytest
 
 from headrace_common.errors import NoReplica
+from headrace_common.rpc import method_ref
 from headrace_common.session import SessionClient
 from headrace_contracts.router.v1 import router_pb2 as pb
 from headrace_contracts.worker.v1.worker_pb2 import DrainRequest, LoadReport
+from headrace_router.app import DESCRIPTOR
 from headrace_testing.fake_worker import MODEL, FakeWorker
-from headrace_testing.router_fleet import HASHES, PICK, RouterFleet
+from headrace_testing.router_fleet import HASHES, PICK, RouterFleet, pick_request
 from headrace_testing.servers import LocalServer
 from headrace_testing.waiting import eventually
+
+WATCH = method_ref(DESCRIPTOR, "WatchReplicas", pb.WatchReplicasRequest, pb.ReplicaList)
 
 
 @pytest.fixture
@@ -193,3 +197,20 @@ async def test_a_router_routes_before_it_has_read_the_index(fleet: RouterFleet) 
         fleet.redis.thaw()
     await eventually(lambda: router.goes_to("w1", 40), within_s=10)
     assert (await asyncio.to_thread(router.ready))[1]["index_warm"]
+
+
+async def test_a_stop_waits_for_picks_and_not_for_watchers(fleet: RouterFleet) -> None:
+    """Gateways watch as long as they can: that would use up the whole grace."""
+    await fleet.start("w1")
+    watch = fleet.client.stream(WATCH, pb.WatchReplicasRequest())
+    assert (await anext(watch)).replicas
+    async with await fleet.client.start(PICK, timeout_s=20) as call:
+        call.send(pb.PickMessage(pick=pick_request(HASHES)))
+        assert await call.receive() is not None
+        stopping = asyncio.create_task(fleet.app.stop(20))
+        async with asyncio.timeout(5):
+            async for _ in watch:
+                pass
+        assert not stopping.done()
+    async with asyncio.timeout(5):
+        await stopping

@@ -96,14 +96,14 @@ class RouterApp:
         self.table.on_change(self._desk.notice_change)
         self.table.on_change(self._describe_replicas)
         self._described_version = -1
-        servicer = RouterServicer(
+        self._servicer = RouterServicer(
             self._dispatcher,
             self.table,
             RecentDecisions(settings.max_recent_decisions),
             clock,
             self.feed.staleness_s,
         )
-        self.rpc = RpcServer(settings.listen, [(DESCRIPTOR, servicer)], RpcMetrics(registry))
+        self.rpc = RpcServer(settings.listen, [(DESCRIPTOR, self._servicer)], RpcMetrics(registry))
         host, port = split_address(settings.metrics_listen)
         self._observability = ObservabilityServer(
             host,
@@ -174,6 +174,7 @@ class RouterApp:
     async def stop(self, grace_s: float | None = None) -> None:
         """Refuse new picks, let running calls end for a while, then stop."""
         self.lifecycle.stopping.set()
+        self._servicer.end_watches()
         await self.rpc.stop(self._settings.drain_grace_s if grace_s is None else grace_s)
         await cancel_and_wait(*self._tasks)
         await self._redis.aclose()

@@ -50,6 +50,7 @@ class RouterServicer:
         self._dispatcher, self._table, self._decisions = dispatcher, table, decisions
         self._clock, self._index_staleness_s = clock, index_staleness_s
         self._watchers: set[asyncio.Event] = set()
+        self._is_stopping = False
         table.on_change(self._wake_watchers)
 
     async def Pick(  # noqa: N802 - contract name
@@ -81,16 +82,16 @@ class RouterServicer:
     async def WatchReplicas(  # noqa: N802 - contract name
         self, _request: WatchReplicasRequest, _call: Call
     ) -> AsyncIterator[ReplicaList]:
-        """Send the replica list at once and at each change."""
+        """Send the replica list at once and at each change, until the router stops."""
         woken = asyncio.Event()
         self._watchers.add(woken)
         try:
-            while True:
+            while not self._is_stopping:
                 woken.clear()
                 version, sent_at_s = self._table.version, self._clock.now_s()
                 yield self._list()
                 await woken.wait()
-                while self._table.version == version:
+                while self._table.version == version and not self._is_stopping:
                     left_s = sent_at_s + _LOAD_INTERVAL_S - self._clock.now_s()
                     if left_s <= 0:
                         break
@@ -102,6 +103,11 @@ class RouterServicer:
                         break
         finally:
             self._watchers.discard(woken)
+
+    def end_watches(self) -> None:
+        """End all watches and those to come: a stop would otherwise wait for them in vain."""
+        self._is_stopping = True
+        self._wake_watchers()
 
     async def GetDecision(self, request: GetDecisionRequest, _call: Call) -> Decision:  # noqa: N802 - contract name
         """Tell why a recent request went where it went."""
