@@ -12,7 +12,9 @@ KINDS = (
     "mail", "news", "manual", "readme", "recipe", "minutes", "review", "story", "science", "code",
     "table", "chatlog",
 )  # fmt: skip
-_BY_LINE = frozenset({"code", "table", "chatlog", "faq", "exam", "ticket", "dialog"})
+_BY_LINE = frozenset(
+    {"code", "table", "chatlog", "faq", "exam", "ticket", "dialog", "tool_result", "source_file"}
+)
 
 
 class Documents:

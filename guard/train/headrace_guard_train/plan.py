@@ -49,10 +49,20 @@ LEFT_OUT = (
     frozenset({"dangerousqa", "bipia", "own_chat", "synthetic_roleplay"}),
     frozenset({"hh_first_turns", "own_sensitive", "own_notices"}),
 )  # fmt: skip
+# Families whose rows were written one by one (`headrace_guard_train.written`).
+WRITTEN = frozenset(
+    {
+        "own_unbound", "own_bound", "own_overrides", "own_overrides_fine", "own_behaviours",
+        "own_behaviours_fine", "own_hidden", "own_beside",
+    }
+)  # fmt: skip
 # Families that came later than the rest; see `capped`.
 LATER = frozenset(
-    {"own_notices", "own_planted", "own_trick", "own_twin", "own_words", "own_words_clean"}
-)
+    {
+        "own_notices", "own_planted", "own_trick", "own_twin", "own_words", "own_words_clean",
+        *WRITTEN,
+    }
+)  # fmt: skip
 # What most callers send: short requests of all kinds, and banking and home intents.
 ORDINARY = frozenset({"safe_prompts", "self_instruct", "clinc150", "banking77", "own_chat"})
 # Own families that are ours to give: positives, and the clean counterparts that were written with
@@ -62,15 +72,17 @@ ALWAYS = frozenset(
         "own_direct", "own_jailbreak", "own_meta", "own_trigger", "own_indirect", "own_abuse",
         "own_harm", "own_harm_wrapped", "own_harm_topics", "own_harmless_words", "own_asks",
         "own_same_frames", "own_asks_clean", "own_planted", "own_trick", "own_twin",
-        "own_words", "own_words_clean",
+        "own_words", "own_words_clean", *WRITTEN,
     }
 )  # fmt: skip
 
 
 # Own families whose writers had read rows of a source: never learnt from by who judges that source.
 RESEMBLING = {
-    "cyberseceval_pi_en": frozenset({"own_trick", "own_twin"}),
-    "bipia": frozenset({"own_planted"}),
+    "cyberseceval_pi_en": frozenset(
+        {"own_trick", "own_twin", "own_overrides", "own_overrides_fine"}
+    ),
+    "bipia": frozenset({"own_planted", "own_hidden", "own_beside"}),
 }
 
 
