@@ -212,6 +212,8 @@ async def test_expiry_is_checked_at_each_use(scene: Scene) -> None:
         [(b"x-api-key", b"")],
         [(b"x-api-key", b"sk-hr-a"), (b"authorization", b"Basic sk-hr-a")],
         [(b"api-key", b"sk-hr-a")],
+        [(b"authorization", b"Bearer sk-hr-a"), (b"authorization", b"Bearer sk-hr-b")],
+        [(b"x-api-key", b"sk-hr-a"), (b"x-api-key", b"sk-hr-a")],
     ],
 )
 async def test_only_a_bearer_key_counts(scene: Scene, headers: list[tuple[bytes, bytes]]) -> None:

@@ -221,15 +221,18 @@ def check_scope(principal: Principal, scope: str) -> None:
 
 
 def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    found = b""
+    given: dict[bytes, bytes] = {}
     for name, value in headers:
-        if name == b"authorization":
-            scheme, _, found = value.partition(b" ")
-            if scheme.lower() != b"bearer":
-                found = b""
-            break
-        if name == b"x-api-key":
-            found = value
+        if name in (b"authorization", b"x-api-key"):
+            if name in given:
+                # A proxy in front may have checked the other one.
+                raise UnknownKey("More than one API key. Send one header, once.")
+            given[name] = value
+    found = given.get(b"x-api-key", b"")
+    if b"authorization" in given:
+        scheme, _, found = given[b"authorization"].partition(b" ")
+        if scheme.lower() != b"bearer":
+            found = b""
     key = found.strip()
     if not 0 < len(key) <= _MAX_KEY_BYTES:
         raise UnknownKey("No API key. Send it as `Authorization: Bearer <key>`.")
