@@ -140,6 +140,44 @@ async def test_a_restarted_engine_starts_empty(fed: Fed) -> None:
     await eventually(lambda: fed.holds(1))
 
 
+async def test_an_engine_that_restarts_after_the_replay_starts_empty(fed: Fed) -> None:
+    """Nothing of it was ever heard live: its low numbers are no echo of what was replayed."""
+    engine = await fed.start()
+    for idx in range(3):
+        await engine.publish(blocks(idx, 1), lost=True)
+    await fed.listens()
+    await eventually(lambda: fed.holds(3))
+    engine.restart()
+    await engine.publish(blocks(0, 2))
+    await eventually(lambda: fed.holds(2))
+
+
+async def test_a_restart_that_shows_as_a_gap_starts_empty(fed: Fed) -> None:
+    """The new life has told more than the old one before it is heard: nothing old is kept."""
+    engine = await fed.start()
+    await fed.listens()
+    await engine.publish(blocks(0, 4))
+    await eventually(lambda: fed.holds(4))
+    engine.restart()
+    await engine.publish(blocks(0, 1), lost=True)
+    await engine.publish(removed([99]), lost=True)
+    await engine.publish(blocks(1, 1))
+    await eventually(lambda: fed.holds(2))
+
+
+async def test_what_was_replayed_and_comes_live_too_is_taken_once(fed: Fed) -> None:
+    """Published while the replay ran: the same message, no new life."""
+    engine = await fed.start()
+    await engine.publish(blocks(0, 1), lost=True)
+    await engine.publish(blocks(1, 1), lost=True)
+    await fed.listens()
+    await eventually(lambda: fed.holds(2))
+    await engine.repeat(1)
+    await engine.publish(blocks(2, 1))
+    await eventually(lambda: fed.holds(3))
+    assert (engine.num_replays, fed.gaps) == (1, 0)
+
+
 async def test_a_new_life_of_the_worker_is_another_replica(fed: Fed) -> None:
     """What the engine still has is its now; the old one's blocks are gone."""
     engine = await fed.start()

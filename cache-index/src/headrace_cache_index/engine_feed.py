@@ -120,6 +120,9 @@ class _Life:
         )
         # The engine's numbers: the next one to apply, and the last one that came live.
         self._next, self._last_live = 0, -1
+        # Digests of those applied that may come once more: the replayed ones, or else the last one.
+        # Another message of the same number comes from another life of the engine.
+        self._applied: dict[int, int] = {}
         # Ours, in the index; and whether the index must be written whole.
         self._seq, self._is_behind = 0, True
 
@@ -127,6 +130,7 @@ class _Life:
         """Build everything anew from what the engine still has."""
         self._translator.clear()
         self._next = 0
+        self._applied.clear()
         for message in await self._source.replay(0):
             self._translate(message)
         self._is_behind = True
@@ -134,7 +138,9 @@ class _Life:
 
     async def take(self, message: EngineMessage) -> None:
         """Take in a live message, and what is missing before it."""
-        is_restarted = message.number <= self._last_live
+        is_restarted = message.number <= self._last_live or (
+            message.number < self._next and not self._was_applied(message)
+        )
         self._last_live = message.number
         if is_restarted:
             _log.warning("%s: the engine has started over", self._publisher.replica)
@@ -149,6 +155,7 @@ class _Life:
             # What is missing is gone for good, removals too: nothing known before can be trusted.
             self._translator.clear()
             self._is_behind = True
+        self._applied.clear()
         await self._write(message)
 
     async def renew(self) -> None:
@@ -166,8 +173,14 @@ class _Life:
             await self._write_whole()
 
     async def _fill_gap(self) -> None:
-        missed = await self._source.replay(self._next)
-        if missed and missed[0].number > self._next:
+        last = self._next - 1
+        missed = await self._source.replay(max(0, last))
+        if missed and missed[0].number == last:
+            is_same_life = self._was_applied(missed.pop(0))
+        else:
+            is_same_life = not missed or missed[0].number == self._next
+        if not is_same_life:
+            _log.warning("%s: what was missed cannot be filled in", self._publisher.replica)
             await self.start_over()
             return
         for message in missed:
@@ -191,7 +204,11 @@ class _Life:
         change = self._translator.apply(decode_batch(message.payload), self._seq + 1)
         self._metrics.engine_left_out.inc(self._translator.num_left_out - left_out)
         self._next = message.number + 1
+        self._applied[message.number] = hash(message.payload)
         return change
+
+    def _was_applied(self, message: EngineMessage) -> bool:
+        return self._applied.get(message.number) == hash(message.payload)
 
     async def _write_whole(self) -> None:
         """Register and write a snapshot; tried again later while Redis is away."""

@@ -85,7 +85,11 @@ class ZmqEngine:
         self.next_number += 1
         self._kept = [*self._kept, (number, payload)][-self._num_kept :]
         if not lost:
-            await self._pub.send_multipart([self._topic, number.to_bytes(8, "big"), payload])
+            await self._send(number, payload)
+
+    async def repeat(self, number: int) -> None:
+        """Publish live what was lost, as if it had only been late."""
+        await self._send(number, dict(self._kept)[number])
 
     def restart(self) -> None:
         """Begin a new life: numbers start over and nothing is kept."""
@@ -103,6 +107,9 @@ class ZmqEngine:
     async def __aexit__(self, *exc_info: object) -> None:
         await cancel_and_wait(self._serving)
         self._context.destroy(linger=0)
+
+    async def _send(self, number: int, payload: bytes) -> None:
+        await self._pub.send_multipart([self._topic, number.to_bytes(8, "big"), payload])
 
     async def _serve_replays(self) -> None:
         while True:
