@@ -27,25 +27,38 @@ def test_both_forms_hold_the_ids(left: list[int], right: list[int]) -> None:
 def test_a_text_is_remembered_for_its_owner() -> None:
     """Nobody can tell by the time it takes what somebody else has sent."""
     memory, ids = PieceMemory(), TokenIds.of([1, 2])
-    memory.put_ids(b"a", "text", ids)
+    memory.put((b"a", "text"), ids)
     assert memory.get((b"a", "text")) is ids
     assert memory.get((b"b", "text")) is None
 
 
 def test_what_is_used_stays_and_the_rest_is_bounded() -> None:
     memory, ids = PieceMemory(max_bytes=100_000), TokenIds.of([1])
-    memory.put_ids(b"", "often", ids)
+    memory.put((b"", "often"), ids)
     for idx in range(1000):
-        memory.put_ids(b"", f"seldom {idx}", ids)
+        memory.put((b"", f"seldom {idx}"), ids)
         assert memory.get((b"", "often")) is ids
     remembered = [idx for idx in range(1000) if memory.get((b"", f"seldom {idx}"))]
     assert 100 < len(remembered) < 300
     assert remembered[0] > 700
 
 
+def test_what_is_asked_for_again_and_again_is_bounded_too() -> None:
+    """All of it in turn, more than there is room for."""
+    memory, ids = PieceMemory(max_bytes=100_000), TokenIds.of([1])
+    for _ in range(5):
+        for idx in range(400):
+            if memory.get((b"", f"text {idx}")) is None:
+                memory.put((b"", f"text {idx}"), ids)
+                memory.get((b"", f"text {idx // 2}"))
+    kept = sum(memory.get((b"", f"text {idx}")) is not None for idx in range(400))
+    assert 0 < kept < 260
+    assert len(memory.recent) <= 125
+
+
 def test_a_very_long_text_is_not_kept() -> None:
     memory = PieceMemory(max_bytes=10_000)
-    memory.put_ids(b"", "x" * 10_000, TokenIds.of([1]))
+    memory.put((b"", "x" * 10_000), TokenIds.of([1]))
     assert memory.get((b"", "x" * 10_000)) is None
 
 

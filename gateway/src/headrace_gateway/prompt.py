@@ -261,7 +261,7 @@ class PromptEncoder:
         ids = self._memory.get((owner, piece))
         if ids is None:
             ids = TokenIds.of(encode_ids(self._plain, piece))
-            self._memory.put_ids(owner, piece, ids)
+            self._memory.put((owner, piece), ids)
         return ids
 
 

@@ -7,6 +7,7 @@ a shared memory would tell one tenant, by its speed, what another has sent.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -68,7 +69,7 @@ class TokenIds:
         return unpacked_ids(self.packed)
 
 
-class _Memory(Generic[K, V]):
+class _Memory(ABC, Generic[K, V]):
     """Keeps what is used, up to a bound of bytes."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -83,18 +84,22 @@ class _Memory(Generic[K, V]):
         """Return what is remembered; None = nothing is."""
         found = self.recent.get(key)
         if found is None and (found := self._old.pop(key, None)) is not None:
-            self.recent[key] = found
+            self.put(key, found)
         return found
 
-    def put(self, key: K, value: V, num_bytes: int) -> None:
-        """Remember a value of so many bytes; what would push out all the rest is left out."""
-        num_bytes += _ENTRY_BYTES
+    def put(self, key: K, value: V) -> None:
+        """Remember a value; what would push out all the rest is left out."""
+        num_bytes = self._size_bytes(key, value) + _ENTRY_BYTES
         if num_bytes > self._max_half_bytes // 8:
             return
         if self._num_bytes + num_bytes > self._max_half_bytes:
             self._old, self.recent, self._num_bytes = self.recent, {}, 0
         self.recent[key] = value
         self._num_bytes += num_bytes
+
+    @abstractmethod
+    def _size_bytes(self, key: K, value: V) -> int:
+        """Return what a key and its value hold."""
 
 
 class PieceMemory(_Memory[tuple[bytes, str], TokenIds]):
@@ -103,16 +108,22 @@ class PieceMemory(_Memory[tuple[bytes, str], TokenIds]):
     def __init__(self, max_bytes: int = 8 * 2**20) -> None:
         super().__init__(max_bytes)
 
-    def put_ids(self, owner: bytes, text: str, ids: TokenIds) -> None:
-        """Remember the ids of a text."""
-        self.put((owner, text), ids, 2 * len(text) + len(ids.packed) + len(ids.varints))
+    def _size_bytes(self, key: tuple[bytes, str], value: TokenIds) -> int:
+        return 2 * len(key[1]) + len(value.packed) + len(value.varints)
+
+
+class _StretchMemory(_Memory[bytes, bytes]):
+    """Hashes of a stretch, by what they are of."""
+
+    def _size_bytes(self, key: bytes, value: bytes) -> int:
+        return len(key) + len(value)
 
 
 class ChainMemory:
     """Remembers the hashes of stretches of blocks that prompts begin with."""
 
     def __init__(self, max_bytes: int = 4 * 2**20) -> None:
-        self._memory: _Memory[bytes, bytes] = _Memory(max_bytes)
+        self._memory = _StretchMemory(max_bytes)
 
     def chain(self, key: bytes, packed: bytes, block_size: int) -> bytes:
         """Return `blocks.chain_packed`, joined. *key* holds the owner's salt."""
@@ -123,7 +134,7 @@ class ChainMemory:
             if hashes is None:
                 stretch_ids = packed[start : start + width]
                 hashes = b"".join(chain_packed(key, stretch_ids, block_size, parent))
-                self._memory.put(stretch, hashes, len(stretch) + len(hashes))
+                self._memory.put(stretch, hashes)
             joined.append(hashes)
             parent = hashes[-HASH_BYTES:]
         rest = packed[len(packed) // width * width :]
