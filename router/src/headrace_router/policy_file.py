@@ -44,6 +44,10 @@ PolicyName = Literal[
     "session",
 ]
 
+# Where the defaults stand; the sections add the bounds.
+_HOLD, _THRESHOLD = HoldParameters(), PrefixThresholdParameters()
+_HASH, _PAIRS = ConsistentHashParameters(), PairRules()
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -60,14 +64,14 @@ class PickSection(_Section):
 class HoldSection(_Section):
     """Knobs of `hold`."""
 
-    own_weight: float = Field(default=2.0, ge=0, le=100)
-    ageing_ratio: float = Field(default=0.2, ge=0, le=100)
-    slack_s: float = Field(default=0.1, ge=0, le=600)
-    decode_weight: float = Field(default=0.5, ge=0, le=100)
-    queue_weight: float = Field(default=1.0, ge=0, le=100)
-    max_ratio: float = Field(default=2.0, ge=1, le=1000)
-    max_difference: int = Field(default=10, ge=1, le=100_000)
-    gather_s: float = Field(default=0.005, ge=0, le=1)
+    own_weight: float = Field(default=_HOLD.own_weight, ge=0, le=100)
+    ageing_ratio: float = Field(default=_HOLD.ageing_ratio, ge=0, le=100)
+    slack_s: float = Field(default=_HOLD.slack_s, ge=0, le=600)
+    decode_weight: float = Field(default=_HOLD.decode_weight, ge=0, le=100)
+    queue_weight: float = Field(default=_HOLD.queue_weight, ge=0, le=100)
+    max_ratio: float = Field(default=_HOLD.max_ratio, ge=1, le=1000)
+    max_difference: int = Field(default=_HOLD.max_difference, ge=1, le=100_000)
+    gather_s: float = Field(default=_HOLD.gather_s, ge=0, le=1)
 
 
 class WeightedSection(_Section):
@@ -89,28 +93,28 @@ class OverlapLoadSection(_Section):
 class PrefixThresholdSection(_Section):
     """Knobs of `prefix-threshold`."""
 
-    least_match_ratio: float = Field(default=0.5, ge=0, le=1)
-    max_difference: int = Field(default=32, ge=0, le=1_000_000)
-    max_ratio: float = Field(default=1.1, ge=1, le=1000)
+    least_match_ratio: float = Field(default=_THRESHOLD.least_match_ratio, ge=0, le=1)
+    max_difference: int = Field(default=_THRESHOLD.max_difference, ge=0, le=1_000_000)
+    max_ratio: float = Field(default=_THRESHOLD.max_ratio, ge=1, le=1000)
 
 
 class ConsistentHashSection(_Section):
     """Knobs of `consistent-hash`."""
 
-    head_blocks: int = Field(default=8, ge=1, le=1_000_000)
-    max_load_ratio: float = Field(default=1.25, ge=1, le=1000)
+    head_blocks: int = Field(default=_HASH.head_blocks, ge=1, le=1_000_000)
+    max_load_ratio: float = Field(default=_HASH.max_load_ratio, ge=1, le=1000)
 
 
 class PairsSection(_Section):
     """What handing a prompt's KV over costs; see `pairs`."""
 
-    setup_s: float = Field(default=0.02, ge=0, le=600)
-    transfer_bytes_per_s: float = Field(default=5e8, gt=0, le=1e15)
-    stall_weight: float = Field(default=0.5, ge=0, le=100)
+    setup_s: float = Field(default=_PAIRS.setup_s, ge=0, le=600)
+    transfer_bytes_per_s: float = Field(default=_PAIRS.transfer_bytes_per_s, gt=0, le=1e15)
+    stall_weight: float = Field(default=_PAIRS.stall_weight, ge=0, le=100)
 
     def rules(self) -> PairRules:
         """Return the knobs as the choice takes them."""
-        return PairRules(self.setup_s, self.transfer_bytes_per_s, self.stall_weight)
+        return PairRules(**self.model_dump())
 
 
 class QueueSection(_Section):
