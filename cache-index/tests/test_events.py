@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_cache_index.events import PATIENCE_S, Change, Gate, Mode, Replacement, fold
-from headrace_cache_index.memory import MemoryIndex
 from headrace_cache_index.outcome import Status
 from headrace_common.errors import InvalidRequest
 from headrace_common.kv_index import TIERS, ReplicaKey, Tier
@@ -22,6 +21,7 @@ from headrace_contracts.cache_index.v1.cache_index_pb2 import (
 )
 from headrace_contracts.types.v1.types_pb2 import CACHE_TIER_CPU, CACHE_TIER_GPU
 from headrace_testing.clock import FakeClock
+from headrace_testing.memory_index import MemoryIndex
 
 REPLICA = ReplicaKey("w1", 1)
 

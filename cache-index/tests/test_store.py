@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from headrace_cache_index.events import Change, Replacement
-from headrace_cache_index.memory import MemoryIndex
 from headrace_cache_index.outcome import Status
 from headrace_cache_index.store import Publisher, Store, StoreLimits
 from headrace_common.errors import InvalidRequest, Unavailable
@@ -17,6 +16,7 @@ from headrace_common.kv_index import DELTA_FIELD, TIERS, IndexKeys, ReplicaKey, 
 from headrace_common.redis_client import background_client
 from headrace_contracts.cache_index.v1.cache_index_pb2 import IndexDelta
 from headrace_contracts.types.v1.types_pb2 import CACHE_TIER_CPU, CACHE_TIER_GPU
+from headrace_testing.memory_index import MemoryIndex
 from headrace_testing.servers import LocalServer
 from headrace_testing.waiting import eventually
 

@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
 from headrace_cache_index.events import Change, Replacement
-from headrace_cache_index.memory import MemoryIndex
 from headrace_cache_index.store import Publisher, Store, StoreLimits
 from headrace_common.clock import SystemClock
 from headrace_common.kv_index import DELTA_FIELD, TIERS, IndexKeys, ReplicaKey
@@ -22,6 +21,7 @@ from headrace_contracts.cache_index.v1.cache_index_pb2 import IndexDelta
 from headrace_router.index_feed import IndexFeed
 from headrace_router.metrics import RouterMetrics
 from headrace_router.mirror import PrefixMirror
+from headrace_testing.memory_index import MemoryIndex
 from headrace_testing.servers import LocalServer
 from headrace_testing.waiting import eventually
 

@@ -1,4 +1,4 @@
-"""Pure: the same index in plain dicts, the oracle of the property tests.
+"""Pure: the cache index in plain dicts, the oracle of its property tests.
 
 It gives the answers that `store` gives from Redis, and states the rules in the least code:
 a newer incarnation drops the older one, batches apply in sequence only, removes are idempotent,
