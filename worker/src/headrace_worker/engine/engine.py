@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from headrace_common.clock import Clock
 from headrace_common.errors import HeadraceError, Internal, InvalidRequest
+from headrace_worker.engine.awake import AwakeClock
 from headrace_worker.engine.block_events import BlockEventLog
 from headrace_worker.engine.choice import Choice
 from headrace_worker.engine.invariants import check_books
@@ -114,7 +115,8 @@ class Engine:
         self._outputs: dict[int, RequestOutput] = {}
         self._rates = StepRates()
         self._hit_tokens = self._query_tokens = self._num_preempted = 0
-        self._progress_s = clock.now_s()
+        self._awake = AwakeClock(clock)
+        self._progress_s = self._awake.now_s()
         self._is_stopping = False
         self._timeline: Timeline | NoTimeline = NoTimeline()
         self._thread = threading.Thread(target=self._run, name=ENGINE_THREAD, daemon=True)
@@ -135,6 +137,7 @@ class Engine:
 
     def start(self) -> None:
         """Start the loop."""
+        self._awake.start()
         self._thread.start()
 
     def stop(self) -> None:
@@ -146,11 +149,12 @@ class Engine:
             self._thread.join(timeout=_JOIN_TRY_S)
             if not self._thread.is_alive():
                 break
+        self._awake.stop()
 
     def submit(self, request: Request) -> None:
         """Hand a request over. Any thread; every answer, a refusal too, comes through the sink."""
         if not self._is_busy():
-            self._progress_s = self._clock.now_s()
+            self._progress_s = self._awake.now_s()
         self._commands.put(request)
 
     def abort(self, key: int) -> None:
@@ -164,11 +168,11 @@ class Engine:
     def stalled_s(self) -> float:
         """Return for how long work is pending without a completed step. Any thread.
 
-        Infinity if the loop is gone.
+        Time in which the whole process was suspended does not count. Infinity if the loop is gone.
         """
         if self._thread.ident is not None and not self._thread.is_alive():
             return 0.0 if self._is_stopping else math.inf
-        return self._clock.now_s() - self._progress_s if self._is_busy() else 0.0
+        return self._awake.now_s() - self._progress_s if self._is_busy() else 0.0
 
     def _is_busy(self) -> bool:
         return bool(self._live) or not self._commands.empty()
@@ -180,7 +184,7 @@ class Engine:
             except Exception:  # noqa: BLE001 - supervised loop: a mistake of ours must not end it
                 _log.exception("the engine's own books are wrong; dropping all requests")
                 self._start_afresh()
-            self._progress_s = self._clock.now_s()
+            self._progress_s = self._awake.now_s()
         self._timeline.write()
 
     def _turn(self) -> None:

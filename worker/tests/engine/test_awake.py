@@ -1,0 +1,73 @@
+"""Time without the spans in which the process was suspended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from headrace_testing.clock import FakeClock
+from headrace_worker.engine.awake import MOST_BETWEEN_LOOKS_S, AwakeClock
+
+STOPPED_S = 4.0
+# An engine whose model hangs; the child says how long, each time it is asked to.
+CHILD = """
+import sys, threading
+from test_engine import Bench, request
+with Bench() as bench:
+    bench.runner.go.clear()
+    bench.engine.submit(request("abc", 1))
+    for _ in sys.stdin:
+        print(bench.engine.stalled_s(), flush=True)
+    bench.runner.go.set()
+    bench.wait(lambda: bench.is_over(1))
+"""
+
+
+def test_a_leap_counts_for_one_look() -> None:
+    """Ordinary looks add up, a suspended hour is a second at most."""
+    clock = FakeClock()
+    awake = AwakeClock(clock)
+    for _ in range(10):
+        clock.advance(0.5)
+        awake.now_s()
+    assert awake.now_s() == pytest.approx(5.0)
+    clock.advance(3600)
+    assert awake.now_s() == pytest.approx(5.0 + MOST_BETWEEN_LOOKS_S)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs signals that suspend")
+def test_a_suspended_engine_has_not_stalled_meanwhile() -> None:
+    """Right after SIGCONT, before any step, a hanging engine counts only what it was awake."""
+    path = os.pathsep.join((str(Path(__file__).parent), *sys.path))
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ, PYTHONPATH=path),
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+
+        def stalled_s() -> float:
+            child.stdin.write("\n")
+            child.stdin.flush()
+            return float(child.stdout.readline())
+
+        asked_s = time.monotonic()
+        before_s = stalled_s()
+        time.sleep(0.3)
+        assert stalled_s() > before_s
+        child.send_signal(signal.SIGSTOP)
+        time.sleep(STOPPED_S)
+        child.send_signal(signal.SIGCONT)
+        after_s = stalled_s()
+        assert after_s - before_s <= time.monotonic() - asked_s - STOPPED_S + MOST_BETWEEN_LOOKS_S
+        child.stdin.close()
+        assert child.wait(30) == 0
