@@ -34,7 +34,7 @@ _FIRST_CANDIDATES = 512
 _UNIFORM_BITS = 53
 # Rows whose log probabilities are computed at once: of a long prompt they would not fit in memory.
 _LOGPROB_ROWS = 64
-# A logit of plus infinity, which a broken model may give, counts as this.
+# Higher logits, which a broken model may give, count as this; HIGHEST of kernels/cpu/sample.c.
 _HIGHEST = 1e30
 _NO_COUNTS: Mapping[int, int] = {}
 _NO_BIAS: Mapping[int, float] = {}
@@ -251,7 +251,8 @@ def _mask(row: torch.Tensor, spec: SampleSpec) -> None:
 
 def _mended(logits: torch.Tensor) -> torch.Tensor:
     """Broken logits must spoil no more than their own row, and in it count as impossible."""
-    return logits.nan_to_num(nan=float("-inf"), posinf=_HIGHEST, neginf=float("-inf"))
+    mended = logits.nan_to_num(nan=float("-inf"), posinf=_HIGHEST, neginf=float("-inf"))
+    return mended.clamp_(max=_HIGHEST)
 
 
 def _chosen(vocab: int, token_ids: Sequence[int]) -> torch.Tensor:
@@ -281,7 +282,8 @@ def draw_of(row_idx: int, spec: SampleSpec) -> Draw:
 
 
 def _draw(row: torch.Tensor, draw: Draw) -> int:
-    if not row.max().isfinite():
+    # NaN and minus infinity, too, are not in between.
+    if not -_HIGHEST <= float(row.max()) <= _HIGHEST:
         row = _mended(row)
     # A row without any possible token is NaN here.
     probs = ((row - row.max()) / draw.temperature).softmax(dim=-1).nan_to_num_()

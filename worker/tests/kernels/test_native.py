@@ -274,6 +274,28 @@ def test_draws_from_broken_logits_stay_in_range(kernels: NativeKernels) -> None:
     assert tokens[6:] == [5, 7, 8]
 
 
+def test_a_logit_of_plus_infinity_is_the_likeliest(kernels: NativeKernels) -> None:
+    """And of several, and of what is too high, each comes as often: in C as in torch."""
+    logits = randn(1, 4, 101)
+    logits[0, 60] = float("inf")
+    logits[1, [3, 60, 100]] = float("inf")
+    logits[2, [7, 60]] = torch.tensor([float("inf"), 2e30])
+    logits[3, [0, 60]] = torch.tensor([float("nan"), float("inf")])
+    draws = [
+        Draw(row, temperature, top_p, 0.0, top_k, uniform)
+        for row in range(4)
+        for temperature in (0.2, 1.0)
+        for top_p, top_k in ((0.0, 0), (0.9, 0), (0.0, 2))
+        for uniform in (0.0, 0.45, 0.9999)
+    ]
+    tokens = kernels.draw(logits, draws)
+    assert tokens == drawn(logits, draws)
+    came = [
+        {t for t, draw in zip(tokens, draws, strict=True) if draw.row == row} for row in range(4)
+    ]
+    assert came == [{60}, {3, 60, 100}, {7, 60}, {60}]
+
+
 COMPUTES_AT_THE_END = """
 import ctypes, sys, threading
 from pathlib import Path

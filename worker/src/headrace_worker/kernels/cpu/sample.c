@@ -12,6 +12,8 @@
 /* Weights below are taken as zeros: exp8 does not go further down. */
 #define LOWEST -87.0f
 #define SMALLEST_THRESHOLD 1e-38f
+/* Higher logits, which a broken model may give, count as this; see sampling.py. */
+#define HIGHEST 1e30f
 
 typedef struct {
     const float *logits; /* (rows, vocabulary) */
@@ -29,7 +31,7 @@ typedef struct {
 
 typedef double f64x8 __attribute__((vector_size(64)));
 
-/* The largest that is a number. */
+/* The largest that is a number; at most HIGHEST. */
 static float largest(const float *x, int64_t size) {
     f32x8 top = splat(-INFINITY);
     int64_t i = 0;
@@ -40,7 +42,7 @@ static float largest(const float *x, int64_t size) {
     float found = -INFINITY;
     for (int lane = 0; lane < LANES; lane++) found = top[lane] > found ? top[lane] : found;
     for (; i < size; i++) found = x[i] > found ? x[i] : found;
-    return found;
+    return found < HIGHEST ? found : HIGHEST;
 }
 
 INLINE double sum_lanes(f64x8 v) {
@@ -55,10 +57,19 @@ INLINE void add_lanes(const float *from, f64x8 *sum) {
     *sum += __builtin_convertvector(load8(from + LANES), f64x8);
 }
 
+/* NaN stays. */
+INLINE fvec not_above(fvec x, float highest) {
+#if WIDTH == 16
+    return (fvec)_mm512_min_ps((__m512)splatv(highest), (__m512)x);
+#else
+    return at_most8(x, splat(highest));
+#endif
+}
+
 /* Weights of STEP tokens. Too small a number becomes zero, and so does NaN. */
 INLINE void weigh_some(const float *logits, float top, float factor, float *weights) {
     for (int v = 0; v < STEP; v += WIDTH) {
-        const fvec x = (loadv(logits + v) - splatv(top)) * splatv(factor), weight = expv(x);
+        const fvec x = (not_above(loadv(logits + v), HIGHEST) - splatv(top)) * splatv(factor), weight = expv(x);
 #if WIDTH == 16
         const __mmask16 counts = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(LOWEST), _CMP_GT_OQ);
         storev(weights + v, (fvec)_mm512_maskz_mov_ps(counts, (__m512)weight));
