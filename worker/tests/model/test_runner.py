@@ -175,7 +175,7 @@ def test_stale_block_content_is_not_seen(runner: ModelRunner) -> None:
 def test_other_block_size_gives_the_same_logits(folder: Path, runner: ModelRunner) -> None:
     """The block size is a matter of memory, not of results."""
     ids = ids_of(2, 50)
-    small = ModelRunner(folder, num_blocks=30, block_size=4)
+    small = ModelRunner(folder, num_blocks=30, block_size=32)
     assert_same(whole(small, ids, list(range(29, 16, -1))), whole(runner, ids, range(4)))
 
 

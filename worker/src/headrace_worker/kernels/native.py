@@ -26,6 +26,7 @@ from headrace_worker.kernels.native_types import (
     HeadShape,
     PanelMatrix,
     TokenPlan,
+    key_panels,
     kv_view_of,
     matrix_of,
     pointer,
@@ -47,7 +48,8 @@ _RESULTS = {
     "silu_mul": None,
     "gelu_mul": None,
     "rope": None,
-    "write_kv": None,
+    "write_keys": None,
+    "write_values": None,
 }
 # Rows of the load-time check: every tile of every kernel takes part.
 _CHECKED_ROWS = (1, 2, 3, 5, 8, 13)
@@ -140,17 +142,21 @@ class NativeKernels:
         return y
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, plan: TokenPlan) -> None:
-        """See `reference.write_kv`."""
+        """See `reference.write_kv`; the pool's keys lie as `key_panels` has them."""
+        heads = k.shape[1]
         shape = HeadShape(0, *k.shape[1:])
-        view, stride = kv_view_of(kv, plan), I64(k.shape[1] * k.shape[2])
-        self.library.hr_write_kv(
-            pointer(k), pointer(v), stride, ctypes.byref(view), I64(len(k)), ctypes.byref(shape)
-        )
+        view, stride = kv_view_of(kv, plan), I64(heads * k.shape[2])
+        places = stride, ctypes.byref(view), I64(len(k)), ctypes.byref(shape)
+        self.library.hr_write_keys(pointer(k), *places, I64(0), I64(heads))
+        self.library.hr_write_values(pointer(v), *places)
 
     def attention(
         self, q: torch.Tensor, kv: torch.Tensor, plan: TokenPlan, scoring: Scoring
     ) -> torch.Tensor:
-        """See `reference.paged_attention`; here each token has a table and context of its own."""
+        """See `reference.paged_attention`; here each token has a table and context of its own.
+
+        The pool's keys lie as `key_panels` has them.
+        """
         rows, num_heads, head_dim = q.shape
         y = torch.empty_like(q)
         shape = HeadShape(num_heads, kv.shape[3], head_dim)
@@ -201,10 +207,11 @@ class NativeKernels:
         q, table = torch.randn(11, 3, 16, generator=generator), torch.arange(8, -1, -1)
         slots = torch.zeros(11, dtype=torch.int64)
         plan = TokenPlan(slots, table, slots, torch.arange(123, 134))
+        own = torch.stack((key_panels(kv[0]), kv[1]))
         twin = make_plan([PlacedRow(0, 11, 133, table.numpy())], slots, 16)
         for scoring in (Scoring(0.25), Scoring(0.25, 5.0, 13)):
             expected = reference.paged_attention(q, kv, twin, scoring)
-            yield self.attention(q, kv, plan, scoring), expected
+            yield self.attention(q, own, plan, scoring), expected
 
 
 def _done(status: int) -> None:

@@ -10,6 +10,8 @@ import torch
 from headrace_worker.kernels.blocks import BlockMatrix
 from headrace_worker.kernels.plan import Scoring
 
+# Positions whose keys lie side by side, and outputs whose weights do; `PANEL` of panels.h.
+PANEL = 16
 I64, PTR = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -163,7 +165,14 @@ def scoring_of(scoring: Scoring) -> CScoring:
     return CScoring(scoring.scale, scoring.soft_cap, scoring.window_tokens)
 
 
+def key_panels(keys: torch.Tensor) -> torch.Tensor:
+    """Return keys (N, S, K, D) in the order that the kernels keep them: (N, S / 16, K, D, 16)."""
+    blocks, slots, heads, dim = keys.shape
+    panels = keys.view(blocks, slots // PANEL, PANEL, heads, dim).permute(0, 1, 3, 4, 2)
+    return panels.reshape(keys.shape)
+
+
 def kv_view_of(kv: torch.Tensor, plan: TokenPlan) -> KvView:
-    """Return one layer's pool kv (2, N, S, K, D) and the plan."""
+    """Return one layer's pool kv (2, N, S, K, D), its keys as in `key_panels`, and the plan."""
     tables = (plan.slots, plan.block_ids, plan.table_start, plan.context)
     return KvView(pointer(kv[0]), pointer(kv[1]), *map(pointer, tables), kv.shape[2])

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
+from headrace_common.blocks import BLOCK_SIZE_TOKENS
 from headrace_worker.kernels.blocks import GROUP, from_float
 from headrace_worker.kernels.native import NativeKernels
 from headrace_worker.kernels.native_step import NativeStep, StepLayer, StepModel
-from headrace_worker.kernels.native_types import PanelMatrix, TokenPlan
+from headrace_worker.kernels.native_types import PANEL, PanelMatrix, TokenPlan
 from headrace_worker.kernels.rounding import Rounding
 from headrace_worker.model.batch import Row
 from headrace_worker.model.config import GELU_TANH, ModelConfig
@@ -55,12 +56,17 @@ class CompiledStep:
 
 
 def compiled_step(
-    loaded: LoadedModel, kernels: NativeKernels, rounding: Rounding = Rounding.FLOAT32
+    loaded: LoadedModel,
+    kernels: NativeKernels,
+    rounding: Rounding = Rounding.FLOAT32,
+    block_size: int = BLOCK_SIZE_TOKENS,
 ) -> CompiledStep | None:
     """Return the step of a model; None if its sizes are not those that the kernels take."""
     config = loaded.config
     widths = (config.hidden_size, config.ffn_size, config.num_heads * config.head_dim)
     if config.head_dim % _HEAD_DIM_STEP or any(width % GROUP for width in widths):
+        return None
+    if block_size % PANEL:
         return None
     return CompiledStep(loaded, kernels, rounding)
 

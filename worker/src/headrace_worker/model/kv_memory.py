@@ -1,6 +1,6 @@
 """Bytes of whole KV blocks, to be carried to another worker and back into a pool.
 
-The bytes are those of the pool's own type, in one canonical order that the layout's name tells, so
+The bytes are those of the pool's own type, in the order that the layout's name tells, so
 two workers whose layouts have the same name may exchange blocks as they are.
 """
 
@@ -35,10 +35,15 @@ class BlockMemory(Protocol):
         ...
 
 
-def layout_name(kv: torch.Tensor) -> str:
-    """Name the layout of a pool (layers, 2, blocks, slots, heads, dim)."""
+def layout_name(kv: torch.Tensor, *, has_key_panels: bool = False) -> str:
+    """Name the layout of a pool (layers, 2, blocks, slots, heads, dim).
+
+    Args:
+        kv: the pool.
+        has_key_panels: keys lie within a block as `native_types.key_panels` has them.
+    """
     layers, parts, _, slots, heads, dim = kv.shape
-    kind = str(kv.dtype).removeprefix("torch.")
+    kind = str(kv.dtype).removeprefix("torch.") + (",key panels" if has_key_panels else "")
     return f"layer{layers},kv{parts},block,slot{slots},head{heads},dim{dim}/{kind}"
 
 

@@ -77,7 +77,7 @@ class ModelRunner:
         self._model = Decoder(loaded.config, weights, self._kernels)
         on_cpu = placement == ON_CPU
         native = native_for(backend, kernel_cache_dir, num_threads) if on_cpu else None
-        self._compiled = compiled_step(loaded, native, rounding) if native else None
+        self._compiled = compiled_step(loaded, native, rounding, block_size) if native else None
         self._sample = partial(sample, drawer=native.draw) if native else self._kernels.sample
         # Two sets of threads would fight for the cores, and torch's know nothing of other workers.
         torch.set_num_threads(1 if self._compiled else min(num_threads, torch.get_num_threads()))
@@ -148,7 +148,7 @@ class ModelRunner:
     @property
     def layout(self) -> str:
         """Name of the layout of a block's bytes; see `kv_memory`."""
-        return kv_memory.layout_name(self._kv)
+        return kv_memory.layout_name(self._kv, has_key_panels=self.uses_compiled_kernels)
 
     @property
     def block_bytes(self) -> int:

@@ -4,7 +4,10 @@
  * that a key or value is read once for up to MAX_PAIRS pairs. Positions are taken by blocks that stay in
  * the first cache: scores, then weights relative to the largest score so far, then values
  * (arXiv 2112.05682). Blocks begin at multiples of BLOCK and weights outside of what a token sees are
- * exact zeros: a token's result does not depend on how its prompt was cut. D % 16 == 0. */
+ * exact zeros: a token's result does not depend on how its prompt was cut.
+ *
+ * Keys lie in panels of 16 positions, dimension after dimension, so that scores are products like those
+ * with weights: lanes are positions, and every sum runs over the dimensions in order. D % 16 == 0. */
 #include "attention.h"
 
 #include <math.h>
@@ -13,17 +16,33 @@
 #include "tile.h"
 
 #define BLOCK 64 /* positions */
-/* Positions and pairs whose scores are computed together. */
-#define SCORED (WIDTH == 16 ? 8 : 4)
-#define SCORED_PAIRS (WIDTH == 16 ? 6 : 3)
 
-void hr_write_kv(const float *k, const float *v, int64_t row_stride, const kv_view *kv,
-                 int64_t num_rows, const head_shape *heads) {
+static float *key_panel(const kv_view *kv, int64_t slot, int64_t head, const head_shape *heads) {
+    return kv->keys + (slot / PANEL * heads->num_kv_heads + head) * heads->head_dim * PANEL;
+}
+
+void hr_write_keys(const float *k, int64_t row_stride, const kv_view *kv, int64_t num_rows,
+                   const head_shape *heads, int64_t first_head, int64_t num_heads) {
+    const int64_t dim = heads->head_dim;
+    for (int64_t t = 0; t < num_rows; t++)
+        for (int64_t head = first_head; head < first_head + num_heads; head++) {
+            const float *from = k + t * row_stride + head * dim;
+            float *to = key_panel(kv, kv->slots[t], head, heads) + kv->slots[t] % PANEL;
+            for (int64_t d = 0; d < dim; d++) to[d * PANEL] = from[d];
+        }
+}
+
+void hr_fetch_keys(const kv_view *kv, int64_t row, const head_shape *heads) {
+    const int64_t size = heads->num_kv_heads * heads->head_dim * PANEL;
+    const float *panels = key_panel(kv, kv->slots[row], 0, heads) + kv->slots[row] % PANEL;
+    for (int64_t i = 0; i < size; i += PANEL) __builtin_prefetch(panels + i, 1);
+}
+
+void hr_write_values(const float *v, int64_t row_stride, const kv_view *kv, int64_t num_rows,
+                     const head_shape *heads) {
     const int64_t size = heads->num_kv_heads * heads->head_dim;
-    for (int64_t t = 0; t < num_rows; t++) {
-        memcpy(kv->keys + kv->slots[t] * size, k + t * row_stride, size * sizeof(float));
+    for (int64_t t = 0; t < num_rows; t++)
         memcpy(kv->values + kv->slots[t] * size, v + t * row_stride, size * sizeof(float));
-    }
 }
 
 void hr_soft_cap(float *x, int64_t size, float cap) {
@@ -48,25 +67,36 @@ int64_t find_runs(const kv_view *kv, int64_t num_rows, const head_shape *heads, 
     int64_t num = 0;
     for (int64_t t = 0; t < num_rows; t++) {
         token_run *last = runs + num - 1;
-        const int goes_on = num && last->num < most &&
-                            kv->table_start[t] == kv->table_start[t - 1] &&
-                            kv->context[t] == kv->context[t - 1] + 1;
-        if (goes_on)
+        const int is_same_row = num && kv->table_start[t] == kv->table_start[t - 1] &&
+                                kv->context[t] == kv->context[t - 1] + 1;
+        if (is_same_row && last->num < most) {
             last->num++;
-        else
-            runs[num++] = (token_run){t, 1};
+            continue;
+        }
+        runs[num] = (token_run){t, 1, is_same_row ? last->first_run : num, 0};
+        num++;
+    }
+    for (int64_t i = num - 1; i >= 0; i--) {
+        const token_run *next = runs + i + 1;
+        const int ends_row = i == num - 1 || next->first_run != runs[i].first_run;
+        runs[i].row_runs = ends_row ? i + 1 - runs[i].first_run : next->row_runs;
     }
     return num;
 }
 
-/* One thread's room: where keys lie, then queries, scores and sums of a tile's pairs. */
+/* Where the keys and values of a block lie. */
 typedef struct {
-    const float *at[2][BLOCK]; /* of this block and of the next */
+    const float *keys[BLOCK / PANEL], *values[BLOCK];
+} block_place;
+
+/* One thread's room: places of this block and of the next, then queries, scores and sums of a tile's pairs. */
+typedef struct {
+    block_place at[2];
     float scores[MAX_PAIRS * BLOCK];
-    f32x8 totals[MAX_PAIRS]; /* of the weights */
-    float tops[MAX_PAIRS];   /* largest score so far */
-    float *q;                /* (pairs, D) */
-    float *mixed;            /* (D / 16, MAX_PAIRS, 16) weighted values */
+    fvec totals[MAX_PAIRS][VECS]; /* of the weights */
+    float tops[MAX_PAIRS];        /* largest score so far */
+    float *q;                     /* (pairs, D), scaled */
+    float *mixed;                 /* (pairs, D) weighted values */
 } room;
 
 int64_t attention_scratch_bytes(const head_shape *heads) {
@@ -91,184 +121,100 @@ static int64_t first_seen(const attention *a, int64_t token) {
     return window > 0 && window < context ? context - window : 0;
 }
 
-/* Where the keys of `num` positions from `pos` on lie. */
-static void find_keys(const attention *a, const tile *t, int64_t pos, int64_t num, const float **at) {
+/* Where `num` positions from `pos` on lie, a multiple of BLOCK. */
+static void find_block(const attention *a, const tile *t, int64_t pos, int64_t num, block_place *at) {
     const kv_view *kv = a->kv;
-    const int64_t slot_size = a->heads->num_kv_heads * a->heads->head_dim;
-    const int64_t *table = kv->block_ids + kv->table_start[t->token] + pos / kv->block_size;
-    const float *keys = kv->keys + t->kv_head * a->heads->head_dim;
-    int64_t offset = pos % kv->block_size;
-    for (int64_t i = 0; i < num; table++, offset = 0) {
-        const float *from = keys + (*table * kv->block_size + offset) * slot_size;
-        for (; offset < kv->block_size && i < num; offset++, i++, from += slot_size) at[i] = from;
-    }
-    for (int64_t i = num; i % SCORED; i++) at[i] = at[num - 1];
-}
-
-#if WIDTH == 16
-/* In each quarter: a0 + a1, a2 + a3, b0 + b1, b2 + b3. */
-INLINE __m512 add_pairwise(__m512 a, __m512 b) {
-    return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
-}
-
-/* Products of `pairs` queries with the keys of SCORED positions, those of two positions in one vector: the
- * sums are those of eight lanes, so their bits are the same at any width. */
-INLINE void score_some(int pairs, const float *q, int64_t dim, const float *const *at, float scale,
-                       float *scores) {
-    fvec sums[SCORED_PAIRS][4] = {{{0}}};
-    for (int64_t d = 0; d < dim; d += LANES) {
-        __m512 keys[4];
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) {
-            const __m512d low = _mm512_castpd256_pd512((__m256d)load8(at[i] + d));
-            keys[i] = (__m512)_mm512_insertf64x4(low, (__m256d)load8(at[i + 4] + d), 1);
-        }
-#pragma GCC unroll 6
-        for (int p = 0; p < pairs; p++) {
-            const fvec query = (fvec)_mm512_broadcast_f64x4((__m256d)load8(q + p * dim + d));
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; i++) sums[p][i] = fmav(query, (fvec)keys[i], sums[p][i]);
-        }
-    }
-    const __m512i in_order = _mm512_setr_epi32(0, 8, 1, 9, 4, 12, 5, 13, 2, 10, 3, 11, 6, 14, 7, 15);
-    __m512 quarters[SCORED_PAIRS];
-#pragma GCC unroll 6
-    for (int p = 0; p < pairs; p++) {
-        __m512 halves[2];
-#pragma GCC unroll 2
-        for (int i = 0; i < 2; i++) {
-            const __m512 a = (__m512)sums[p][2 * i], b = (__m512)sums[p][2 * i + 1];
-            halves[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-        }
-        quarters[p] = add_pairwise(halves[0], halves[1]);
-    }
-#pragma GCC unroll 3
-    for (int p = 0; p < pairs; p += 2) {
-        const __m512 both = add_pairwise(quarters[p], quarters[p + 1 < pairs ? p + 1 : p]);
-        const fvec result = (fvec)_mm512_permutexvar_ps(in_order, both) * splatv(scale);
-        store8(scores + p * BLOCK, (f32x8)_mm512_castps512_ps256((__m512)result));
-        if (p + 1 < pairs)
-            store8(scores + (p + 1) * BLOCK, (f32x8)_mm512_extractf64x4_pd((__m512d)result, 1));
+    const int64_t dim = a->heads->head_dim, *table = kv->block_ids + kv->table_start[t->token];
+    for (int64_t i = 0; i < num; i += PANEL) {
+        const int64_t slot = table[(pos + i) / kv->block_size] * kv->block_size + (pos + i) % kv->block_size;
+        at->keys[i / PANEL] = key_panel(kv, slot, t->kv_head, a->heads);
+        for (int64_t j = i; j < i + PANEL && j < num; j++)
+            at->values[j] = kv->values + ((slot + j - i) * a->heads->num_kv_heads + t->kv_head) * dim;
     }
 }
-#else
-typedef float f32x4 __attribute__((vector_size(16)));
-typedef float f32x4_mem __attribute__((vector_size(16), aligned(4), may_alias));
 
-/* a0 + a1, a2 + a3, b0 + b1, b2 + b3 */
-INLINE f32x4 add_pairwise(f32x4 a, f32x4 b) {
-    typedef int32_t i32x4 __attribute__((vector_size(16)));
-    return __builtin_shuffle(a, b, (i32x4){0, 2, 4, 6}) + __builtin_shuffle(a, b, (i32x4){1, 3, 5, 7});
-}
-
-INLINE f32x4 fold(f32x8 v) {
-    return (f32x4){v[0], v[1], v[2], v[3]} + (f32x4){v[4], v[5], v[6], v[7]};
-}
-
-/* Products of `pairs` queries with the keys of SCORED positions. Twelve sums, three queries and one key
- * are all registers that AVX2 has. */
-INLINE void score_some(int pairs, const float *q, int64_t dim, const float *const *at, float scale,
-                       float *scores) {
-    f32x8 sums[SCORED_PAIRS][SCORED] = {{{0}}};
-    const float *k[SCORED];
-    for (int i = 0; i < SCORED; i++) k[i] = at[i];
-    for (int64_t d = 0; d < dim; d += LANES) {
-        f32x8 query[SCORED_PAIRS];
-#pragma GCC unroll 4
-        for (int p = 0; p < pairs; p++) query[p] = load8(q + p * dim + d);
-#pragma GCC unroll 4
-        for (int i = 0; i < SCORED; i++) {
-            const f32x8 key = load8(k[i] + d);
-#pragma GCC unroll 4
-            for (int p = 0; p < pairs; p++) sums[p][i] = fma8(query[p], key, sums[p][i]);
-        }
-    }
-#pragma GCC unroll 4
-    for (int p = 0; p < pairs; p++) {
-        const f32x4 low = add_pairwise(fold(sums[p][0]), fold(sums[p][1]));
-        const f32x4 high = add_pairwise(fold(sums[p][2]), fold(sums[p][3]));
-        *(f32x4_mem *)(scores + p * BLOCK) = add_pairwise(low, high) * (f32x4){scale, scale, scale, scale};
-    }
-}
-#endif
-
-/* Ask for the keys or values of `num` positions: they lie too far apart for the machine to guess. */
-INLINE void fetch(const float *const *at, int64_t offset, int64_t num, int64_t dim) {
+/* Ask for lines before they are read: they lie too far apart for the machine to guess. */
+INLINE void fetch(const float *const *at, int64_t num, int64_t size) {
     for (int64_t i = 0; i < num; i++)
-        for (int64_t d = 0; d < dim; d += PANEL) __builtin_prefetch(at[i] + offset + d);
+        for (int64_t d = 0; d < size; d += PANEL) __builtin_prefetch(at[i] + d);
 }
 
-static void score(const attention *a, const tile *t, int64_t num, const float *const *at,
-                  room *r) {
-    const int64_t dim = a->heads->head_dim;
-    const float scale = a->how->scale;
-    for (int64_t pair = 0; pair < t->num_pairs; pair += SCORED_PAIRS)
-        for (int64_t i = 0; i < num; i += SCORED) {
-            const float *q = r->q + pair * dim;
-            float *to = r->scores + pair * BLOCK + i;
-            switch (t->num_pairs - pair) {
-            case 1: score_some(1, q, dim, at + i, scale, to); break;
-            case 2: score_some(2, q, dim, at + i, scale, to); break;
-#if WIDTH == 16
-            case 3: score_some(3, q, dim, at + i, scale, to); break;
-            case 4: score_some(4, q, dim, at + i, scale, to); break;
-            case 5: score_some(5, q, dim, at + i, scale, to); break;
-#endif
-            default: score_some(SCORED_PAIRS, q, dim, at + i, scale, to); break;
-            }
-        }
+static int64_t panels_for(int64_t num) { return (num + PANEL - 1) / PANEL; }
+
+INLINE void score_panels(int panels, const tile *t, int64_t dim, const float *const *keys, room *r,
+                         float *scores) {
+    tile_lines lines = {.at = NULL};
+    for (int i = 0; i < panels; i++) lines.panels[i] = keys[i];
+    for (int64_t pair = 0; pair < t->num_pairs; pair += MAX_TILE_ROWS)
+        multiply_rows(t->num_pairs - pair, panels, r->q + pair * dim, dim, &lines, dim,
+                      scores + pair * BLOCK, BLOCK);
+}
+
+static void score(const attention *a, const tile *t, int64_t num, const block_place *at, room *r) {
+    const int64_t dim = a->heads->head_dim, panels = panels_for(num);
+    memset(r->scores, 0, t->num_pairs * BLOCK * sizeof(float));
+    int64_t i = 0;
+    for (; i + WIDE_PANELS <= panels; i += WIDE_PANELS)
+        score_panels(WIDE_PANELS, t, dim, at->keys + i, r, r->scores + i * PANEL);
+    for (; i < panels; i++) score_panels(1, t, dim, at->keys + i, r, r->scores + i * PANEL);
 }
 
 /* A new largest score: what was summed up so far is relative to the old one. */
 static void rescale(const attention *a, int64_t pair, float top, room *r) {
     const f32x8 factor = exp8(splat(r->tops[pair] - top));
+    float *mixed = r->mixed + pair * a->heads->head_dim;
     r->tops[pair] = top;
-    r->totals[pair] *= factor;
-    for (int64_t d = 0; d < a->heads->head_dim; d += LANES) {
-        float *mixed = r->mixed + (d / PANEL * MAX_PAIRS + pair) * PANEL + d % PANEL;
-        store8(mixed, load8(mixed) * factor);
-    }
+    for (int v = 0; v < VECS; v++) r->totals[pair][v] *= splatv(factor[0]);
+    for (int64_t d = 0; d < a->heads->head_dim; d += LANES) store8(mixed + d, load8(mixed + d) * factor);
 }
 
-/* Which of the positions from i on a pair sees; all of a block that it sees whole. */
-INLINE i32x8 seen_at(int is_whole, int64_t i, int64_t first, int64_t end) {
-    const i32x8 at = (i32x8){0, 1, 2, 3, 4, 5, 6, 7} + (int32_t)i, all = at == at;
-    return is_whole ? all : (at >= (int32_t)first) & (at < (int32_t)end);
+/* Lanes of the scores at i..; those outside of first..end become `other`. */
+INLINE fvec only_seen(int is_whole, fvec x, int64_t i, int64_t first, int64_t end, float other) {
+    if (is_whole) return x;
+#if WIDTH == 16
+    const uint32_t from = first > i ? ~0u << (first - i < WIDTH ? first - i : WIDTH) : ~0u;
+    const uint32_t to = end > i ? ~(~0u << (end - i < WIDTH ? end - i : WIDTH)) : 0;
+    return (fvec)_mm512_mask_mov_ps(_mm512_set1_ps(other), (__mmask16)(from & to), (__m512)x);
+#else
+    const i32x8 at = (i32x8){0, 1, 2, 3, 4, 5, 6, 7} + (int32_t)i;
+    return choose8((at >= (int32_t)first) & (at < (int32_t)end), x, splat(other));
+#endif
+}
+
+INLINE float largest_lane(fvec x) {
+#if WIDTH == 16
+    return _mm512_reduce_max_ps((__m512)x);
+#else
+    float top = x[0];
+    for (int i = 1; i < LANES; i++) top = x[i] > top ? x[i] : top;
+    return top;
+#endif
+}
+
+INLINE fvec greater(fvec a, fvec b) {
+#if WIDTH == 16
+    return (fvec)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return at_least8(a, b);
+#endif
 }
 
 INLINE void weigh_some(int is_whole, const attention *a, int64_t pair, int64_t first, int64_t end,
                        room *r) {
     float *scores = r->scores + pair * BLOCK;
-    f32x8 top8 = splat(scores[first]);
-    for (int64_t i = first / LANES * LANES; i < end; i += LANES) {
-        const f32x8 value = load8(scores + i);
-        const i32x8 is_larger = (value > top8) & seen_at(is_whole, i, first, end);
-        top8 = choose8(is_larger, value, top8);
-    }
-    float top = top8[0];
-    for (int i = 1; i < LANES; i++) top = top8[i] > top ? top8[i] : top;
-    if (top > r->tops[pair]) rescale(a, pair, top, r);
-    const f32x8 relative_to = splat(r->tops[pair]);
-    f32x8 total = r->totals[pair];
-#if WIDTH == 16
-    if (is_whole) {
-        for (int64_t i = 0; i < BLOCK; i += WIDTH) {
-            storev(scores + i, expv(loadv(scores + i) - splatv(r->tops[pair])));
-            total += load8(scores + i);
-            total += load8(scores + i + LANES);
+    fvec e[BLOCK / PANEL][VECS], top = splatv(-INFINITY);
+    for (int64_t i = 0; i < BLOCK; i += WIDTH)
+        top = greater(top, only_seen(is_whole, loadv(scores + i), i, first, end, -INFINITY));
+    const float largest = largest_lane(top);
+    if (largest > r->tops[pair]) rescale(a, pair, largest, r);
+    const fvec relative_to = splatv(r->tops[pair]);
+    for (int p = 0; p < BLOCK / PANEL; p++)
+        for (int v = 0; v < VECS; v++) {
+            const int64_t i = p * PANEL + v * WIDTH;
+            e[p][v] = only_seen(is_whole, expv(loadv(scores + i) - relative_to), i, first, end, 0.0f);
+            storev(scores + i, e[p][v]);
         }
-        r->totals[pair] = total;
-        return;
-    }
-#endif
-    for (int64_t i = 0; i < BLOCK; i += LANES) {
-        f32x8 e = splat(0.0f);
-        if (is_whole || (i < end && i + LANES > first))
-            e = choose8(seen_at(is_whole, i, first, end), exp8(load8(scores + i) - relative_to), e);
-        store8(scores + i, e);
-        total += e;
-    }
-    r->totals[pair] = total;
+    for (int v = 0; v < VECS; v++) r->totals[pair][v] += (e[0][v] + e[1][v]) + (e[2][v] + e[3][v]);
 }
 
 /* Scores of a pair become weights, exact zeros but for first <= i < end; 0 <= first, end <= BLOCK. */
@@ -285,22 +231,37 @@ static void weigh(const attention *a, int64_t pair, int64_t first, int64_t end, 
         weigh_some(0, a, pair, first, end, r);
 }
 
-static void mix(const attention *a, const tile *t, int64_t num, const float *const *at, room *r) {
-    const int64_t to_values = a->kv->values - a->kv->keys;
-    for (int64_t d = 0; d < a->heads->head_dim; d += PANEL)
-        for (int64_t pair = 0; pair < t->num_pairs; pair += MAX_TILE_ROWS)
-            multiply_rows(t->num_pairs - pair, r->scores + pair * BLOCK, BLOCK, NULL, at,
-                          to_values + d, num, r->mixed + (d / PANEL * MAX_PAIRS + pair) * PANEL);
+INLINE void mix_panels(int panels, const tile *t, int64_t dim, int64_t num, const block_place *at, int64_t d,
+                       room *r) {
+    const tile_lines lines = {.at = at->values, .column = d};
+    for (int64_t pair = 0; pair < t->num_pairs; pair += MAX_TILE_ROWS)
+        multiply_rows(t->num_pairs - pair, panels, r->scores + pair * BLOCK, BLOCK, &lines, num,
+                      r->mixed + pair * dim + d, dim);
+}
+
+static void mix(const attention *a, const tile *t, int64_t num, const block_place *at, room *r) {
+    const int64_t dim = a->heads->head_dim;
+    int64_t d = 0;
+    for (; d + WIDE_PANELS * PANEL <= dim; d += WIDE_PANELS * PANEL)
+        mix_panels(WIDE_PANELS, t, dim, num, at, d, r);
+    for (; d < dim; d += PANEL) mix_panels(1, t, dim, num, at, d, r);
+}
+
+/* In one order at any width. */
+INLINE float total_of(const fvec total[VECS]) {
+    float lanes[PANEL];
+    for (int v = 0; v < VECS; v++) storev(lanes + v * WIDTH, total[v]);
+    return sum8(load8(lanes) + load8(lanes + LANES));
 }
 
 static void finish(const attention *a, const tile *t, const room *r) {
     const int64_t dim = a->heads->head_dim;
     for (int64_t pair = 0; pair < t->num_pairs; pair++) {
         const int64_t token = t->token + pair / t->num_heads, head = t->head + pair % t->num_heads;
+        const float *mixed = r->mixed + pair * dim;
         float *y = a->y + (token * a->heads->num_heads + head) * dim;
-        const f32x8 factor = splat(1.0f / sum8(r->totals[pair]));
-        for (int64_t d = 0; d < dim; d += LANES)
-            store8(y + d, load8(r->mixed + (d / PANEL * MAX_PAIRS + pair) * PANEL + d % PANEL) * factor);
+        const f32x8 factor = splat(1.0f / total_of(r->totals[pair]));
+        for (int64_t d = 0; d < dim; d += LANES) store8(y + d, load8(mixed + d) * factor);
     }
 }
 
@@ -309,31 +270,41 @@ static int64_t block_size_at(const tile *t, int64_t pos) {
     return left < 0 ? 0 : left < BLOCK ? left : BLOCK;
 }
 
-static void attend(const attention *a, const tile *t, char *scratch) {
-    const int64_t dim = a->heads->head_dim, to_values = a->kv->values - a->kv->keys;
-    room *r = room_in(scratch, a->heads);
-    for (int64_t i = 0; i < t->num_tokens; i++)
-        memcpy(r->q + i * t->num_heads * dim, a->q + (t->token + i) * a->row_stride + t->head * dim,
-               t->num_heads * dim * sizeof(float));
-    memset(r->mixed, 0, MAX_PAIRS * dim * sizeof(float));
-    for (int64_t pair = 0; pair < t->num_pairs; pair++) {
-        r->totals[pair] = splat(0.0f);
-        r->tops[pair] = -INFINITY;
+/* Queries of a tile, scaled, and nothing summed up. */
+static void begin(const attention *a, const tile *t, room *r) {
+    const int64_t dim = a->heads->head_dim, size = t->num_heads * dim;
+    for (int64_t i = 0; i < t->num_tokens; i++) {
+        const float *q = a->q + (t->token + i) * a->row_stride + t->head * dim;
+        for (int64_t d = 0; d < size; d += LANES)
+            store8(r->q + i * size + d, load8(q + d) * splat(a->how->scale));
     }
+    memset(r->mixed, 0, t->num_pairs * dim * sizeof(float));
+    memset(r->totals, 0, sizeof r->totals);
+    for (int64_t pair = 0; pair < t->num_pairs; pair++) r->tops[pair] = -INFINITY;
+}
+
+static void attend(const attention *a, const tile *t, char *scratch) {
+    const int64_t dim = a->heads->head_dim;
+    room *r = room_in(scratch, a->heads);
+    begin(a, t, r);
     int64_t num = block_size_at(t, t->start), next;
-    find_keys(a, t, t->start, num, r->at[0]);
-    for (int64_t pos = t->start, i = 0; pos < t->end; pos += BLOCK, i = !i, num = next) {
+    block_place *at = &r->at[0], *then = &r->at[1];
+    find_block(a, t, t->start, num, at);
+    for (int64_t pos = t->start; pos < t->end; pos += BLOCK, num = next) {
+        fetch(at->values, num, dim);
+        score(a, t, num, at, r);
         next = block_size_at(t, pos + BLOCK);
-        fetch(r->at[i], to_values, num, dim);
-        score(a, t, num, r->at[i], r);
-        find_keys(a, t, pos + BLOCK, next, r->at[!i]);
-        fetch(r->at[!i], 0, next, dim);
+        find_block(a, t, pos + BLOCK, next, then);
+        fetch(then->keys, panels_for(next), dim * PANEL);
         for (int64_t pair = 0; pair < t->num_pairs; pair++) {
             const int64_t token = t->token + pair / t->num_heads;
             const int64_t first = first_seen(a, token) - pos, end = a->kv->context[token] - pos;
             weigh(a, pair, first > 0 ? first : 0, end < num ? end : num, r);
         }
-        mix(a, t, num, r->at[i], r);
+        mix(a, t, num, at, r);
+        block_place *const was = at;
+        at = then;
+        then = was;
     }
     finish(a, t, r);
 }
@@ -342,9 +313,13 @@ static void attend(const attention *a, const tile *t, char *scratch) {
 static void run_item(void *job, int64_t item, int64_t thread_idx) {
     const attention *a = job;
     const int64_t group = a->heads->num_heads / a->heads->num_kv_heads;
-    /* The latest tokens see most: first, so that threads end together. */
-    const token_run *run = a->runs + (a->num_runs - 1 - item / a->heads->num_kv_heads);
-    tile t = {.token = run->first, .num_tokens = run->num, .kv_head = item % a->heads->num_kv_heads};
+    /* The latest tokens see most: first, so that threads end together. A row's runs go head by head, so that
+     * keys and values stay in the second cache. */
+    const int64_t num_kv_heads = a->heads->num_kv_heads, place = a->num_runs * num_kv_heads - 1 - item;
+    const token_run *row = a->runs + place / num_kv_heads;
+    const int64_t of_row = place - row->first_run * num_kv_heads;
+    const token_run *run = a->runs + row->first_run + of_row % row->row_runs;
+    tile t = {.token = run->first, .num_tokens = run->num, .kv_head = of_row / row->row_runs};
     t.start = first_seen(a, run->first) / BLOCK * BLOCK;
     t.end = a->kv->context[run->first + run->num - 1];
     for (int64_t head = 0; head < group; head += t.num_heads) {

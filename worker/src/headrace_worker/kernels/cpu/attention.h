@@ -8,9 +8,10 @@
 /* Up to so many (token, head) pairs share one pass over keys and values. */
 #define MAX_PAIRS 48
 
-/* Tokens that stand in one row of the batch and follow one another, `num` from `first` on. */
+/* Tokens that stand in one row of the batch and follow one another, `num` from `first` on; and all runs of
+ * that row, `row_runs` from `first_run` on. */
 typedef struct {
-    int64_t first, num;
+    int64_t first, num, first_run, row_runs;
 } token_run;
 
 /* All new keys and values must have been written before. */

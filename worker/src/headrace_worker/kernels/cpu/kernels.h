@@ -51,12 +51,13 @@ enum { EXACT = 0, INT16 = 1, INT8 = 2 };
 
 /* One layer's KV pool and who sees what. All tables follow one another in `block_ids`. */
 typedef struct {
-    float *keys, *values;       /* (N, S, K, D) each */
+    float *keys;                /* (N, S / 16, K, D, 16) */
+    float *values;              /* (N, S, K, D) */
     const int64_t *slots;       /* (T,) where each token's key and value go */
     const int64_t *block_ids;
     const int64_t *table_start; /* (T,) first entry of a token's block table */
     const int64_t *context;     /* (T,) positions a token sees, from 0 */
-    int64_t block_size;
+    int64_t block_size;         /* S, a multiple of 16 */
 } kv_view;
 
 typedef struct {
@@ -159,7 +160,11 @@ void hr_gelu_mul(const float *gate_up, float *y, int64_t num_rows, int64_t size)
 void hr_soft_cap(float *x, int64_t size, float cap);
 void hr_rope(float *x, const float *cos, const float *sin, int64_t num_rows, int64_t row_stride,
              int64_t num_heads, int64_t head_dim);
-void hr_write_kv(const float *k, const float *v, int64_t row_stride, const kv_view *kv,
-                 int64_t num_rows, const head_shape *heads);
+void hr_write_keys(const float *k, int64_t row_stride, const kv_view *kv, int64_t num_rows,
+                   const head_shape *heads, int64_t first_head, int64_t num_heads);
+/* Ask for the lines that a row's keys go to. */
+void hr_fetch_keys(const kv_view *kv, int64_t row, const head_shape *heads);
+void hr_write_values(const float *v, int64_t row_stride, const kv_view *kv, int64_t num_rows,
+                     const head_shape *heads);
 
 #endif

@@ -57,33 +57,30 @@ static void dequantise(const matrix *m, int64_t panel, int64_t group, int64_t nu
     }
 }
 
-/* `panels` panels at once for one or two rows, which keep too few sums going otherwise. */
+/* `panels` panels at once, side by side in the buffer. */
 INLINE void multiply_panels(const product *p, int panels, int64_t panel, int64_t row, int64_t rows) {
-    float weights[DEPTH * PANEL], sums[ROWS_OF_ITEM * PANEL] = {0};
-    const int64_t num_in = p->w->num_in, depth = DEPTH / panels;
+    float weights[DEPTH * PANEL], sums[ROWS_OF_ITEM * TILE_PANELS * PANEL];
+    const int64_t num_in = p->w->num_in, depth = DEPTH / panels, stride = panels * PANEL;
+    memset(sums, 0, (size_t)(rows * stride) * sizeof(float));
     for (int64_t k = 0, size; k < num_in; k += size) {
         size = num_in - k < depth ? num_in - k : depth;
-        for (int i = 0; i < panels; i++)
+        tile_lines lines = {.at = NULL};
+        for (int i = 0; i < panels; i++) {
             dequantise(p->w, panel + i, k / GROUP, size / GROUP, weights + i * depth * PANEL);
+            lines.panels[i] = weights + i * depth * PANEL;
+        }
         const float *x = p->x + row * num_in + k;
-        if (panels == 4)
-            multiply(1, 4, x, num_in, weights, depth * PANEL, NULL, 0, size, sums);
-        else if (panels == 2)
-            multiply(2, 2, x, num_in, weights, depth * PANEL, NULL, 0, size, sums);
-        else
-            for (int64_t r = 0; r < rows; r += MAX_TILE_ROWS)
-                multiply_rows(rows - r, x + r * num_in, num_in, weights, NULL, 0, size,
-                              sums + r * PANEL);
+        for (int64_t r = 0; r < rows; r += MAX_TILE_ROWS)
+            multiply_rows(rows - r, panels, x + r * num_in, num_in, &lines, size, sums + r * stride, stride);
     }
-    for (int i = 0; i < panels; i++)
-        put_panel(p, sums + i * PANEL, panels * PANEL, panel + i, row, rows);
+    for (int i = 0; i < panels; i++) put_panel(p, sums + i * PANEL, stride, panel + i, row, rows);
 }
 
 void multiply_exact(const product *p, int64_t panel, int64_t num, int64_t row, int64_t rows) {
-    if (rows == 1 && num == 4) {
-        multiply_panels(p, 4, panel, row, 1);
-    } else if (rows == 2 && num == 2) {
-        multiply_panels(p, 2, panel, row, 2);
+    if (num == 4) {
+        multiply_panels(p, 4, panel, row, rows);
+    } else if (num == 2) {
+        multiply_panels(p, 2, panel, row, rows);
     } else {
         for (int64_t i = 0; i < num; i++) multiply_panels(p, 1, panel + i, row, rows);
     }
@@ -93,6 +90,7 @@ void multiply_exact(const product *p, int64_t panel, int64_t num, int64_t row, i
 static int64_t panels_of_item(const product *p) {
     if (p->q && WIDTH == 16) return p->num_rows > FEW_ROWS ? 2 : 4;
     if (p->q) return p->num_rows < 8 ? 4 : 1;
+    if (WIDTH == 16) return TILE_PANELS;
     return p->num_rows == 1 ? 4 : p->num_rows == 2 ? 2 : 1;
 }
 

@@ -6,7 +6,7 @@
 #include "pool.h"
 
 #define ROWS_OF_ITEM 120 /* a multiple of all tiles' rows */
-#define SPARE_ROWS 3    /* behind rounded rows, readable */
+#define SPARE_ROWS 7    /* behind rounded rows, readable */
 #define FEW_ROWS 6      /* of rounded products: so few are multiplied with twice as many panels */
 
 /* A group of a row rounded to whole numbers: the scale, the scale times the sum of the values, then

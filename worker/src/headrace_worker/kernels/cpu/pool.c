@@ -15,7 +15,7 @@
 #define ITEM_BITS 22
 #define MAX_ITEMS ((UINT64_C(1) << ITEM_BITS) - 1)
 #define SPINS 2000
-#define LOOK_AGAIN_NS 100000 /* after so long the neighbours are looked up again */
+#define LOOK_AGAIN 200000 /* after so much of `passing` the neighbours are looked up again */
 
 struct helper {
     pool *owner;
@@ -33,7 +33,8 @@ struct pool {
     _Atomic int64_t num_done, num_allowed;
     _Atomic int is_stopping;
     cores among;
-    int64_t looked_ns, num_threads;
+    uint64_t looked_at; /* 0 = not since the last rest */
+    int64_t num_threads;
     struct helper helpers[];
 };
 
@@ -42,6 +43,15 @@ static void pause_briefly(void) {
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
+#endif
+}
+
+/* Time that is asked for after every item: ticks of some billions a second, or nanoseconds. */
+static uint64_t passing(void) {
+#if defined(__x86_64__)
+    return __builtin_ia32_rdtsc();
+#else
+    return (uint64_t)monotonic_ns();
 #endif
 }
 
@@ -66,10 +76,10 @@ static void wake_helpers(pool *threads, int64_t num_allowed) {
 /* The caller's: how many threads may work from now on. */
 static void look_around(pool *threads) {
     if (!threads->among.stamps) return;
-    const int64_t now_ns = monotonic_ns();
-    if (now_ns - threads->looked_ns < LOOK_AGAIN_NS) return;
-    threads->looked_ns = now_ns;
-    const int64_t share = claim_cores(&threads->among, now_ns);
+    const uint64_t now = passing();
+    if (threads->looked_at && now - threads->looked_at < LOOK_AGAIN) return;
+    threads->looked_at = now;
+    const int64_t share = claim_cores(&threads->among, monotonic_ns());
     const int64_t allowed = share < threads->num_threads ? share : threads->num_threads;
     const int64_t before = atomic_exchange(&threads->num_allowed, allowed);
     if (allowed > before && has_items(atomic_load(&threads->state))) wake_helpers(threads, allowed);
@@ -155,7 +165,7 @@ int64_t num_threads_of(const pool *threads) { return threads->num_threads; }
 
 void rest(pool *threads) {
     if (threads->among.stamps) leave_cores(&threads->among, monotonic_ns());
-    threads->looked_ns = 0;
+    threads->looked_at = 0;
 }
 
 /* At most MAX_ITEMS. */

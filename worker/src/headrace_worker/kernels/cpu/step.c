@@ -54,10 +54,12 @@ typedef struct {
     const layer *l;
     const step *s;
     kv_view kv;
+    int64_t num_rows; /* tokens under way */
     float *normed, *qkv, *mixed, *gate_up, *gated;
     rounded q;
     token_run *runs;
     int64_t num_runs, scratch_bytes;
+    int64_t *context, *table_start; /* of the rows that go on to the end */
     char *scratch;
     pool *threads;
 } work;
@@ -101,6 +103,8 @@ static int allocate(context *c, work *k) {
                  {&k->gated, rows * m->ffn_size * 4},
                  {&k->q.groups, rounded_bytes(rows, widest)},
                  {&k->runs, rows * (int64_t)sizeof(token_run)},
+                 {&k->context, rows * (int64_t)sizeof(int64_t)},
+                 {&k->table_start, rows * (int64_t)sizeof(int64_t)},
                  {&k->scratch, k->scratch_bytes * num_threads_of(c->threads)}};
     const int num = sizeof(parts) / sizeof(parts[0]);
     int64_t total = 64;
@@ -134,7 +138,7 @@ static void run_rows(void *job, int64_t item, int64_t thread_idx) {
 }
 
 static void each_row(const work *k, void (*run)(const work *, int64_t)) {
-    stage s = {run, k, k->s->num_tokens};
+    stage s = {run, k, k->num_rows};
     run_items(k->threads, run_rows, &s, (s.rows + ROWS_OF_STAGE - 1) / ROWS_OF_STAGE);
 }
 
@@ -153,11 +157,16 @@ static void multiply_all(const work *k, const float *x, const matrix *w, float *
     run_product(k->threads, &p);
 }
 
+/* Whether some of the tokens follow one another. */
+static int has_chunks(const work *k) { return k->num_runs < k->num_rows; }
+
 static void norm_attention(const work *k, int64_t row) {
     const int64_t size = k->m->hidden_size;
     hr_rms_norm(k->s->hidden + row * size, k->l->attention_norm, k->normed + row * size, 1, size,
                 (float)k->m->eps);
     round_row(k, k->normed, &k->l->qkv, row);
+    /* A decode's keys go to as many lines as they have elements, all far away. */
+    if (!has_chunks(k)) hr_fetch_keys(&k->kv, row, &k->m->heads);
 }
 
 static void norm_ffn(const work *k, int64_t row) {
@@ -186,7 +195,16 @@ static void prepare_heads(const work *k, int64_t row) {
             num_heads + num_kv_heads, dim);
     kv_view kv = k->kv;
     kv.slots += row;
-    hr_write_kv(key, key + num_kv_heads * dim, size, &kv, 1, &k->m->heads);
+    if (!has_chunks(k)) hr_write_keys(key, size, &kv, 1, &k->m->heads, 0, num_kv_heads);
+    hr_write_values(key + num_kv_heads * dim, size, &kv, 1, &k->m->heads);
+}
+
+/* All rows' keys of one head: neighbours share cache lines, which two threads would pull from each other. */
+static void write_keys_of_head(void *job, int64_t head, int64_t thread_idx) {
+    (void)thread_idx;
+    const work *k = job;
+    const head_shape *heads = &k->m->heads;
+    hr_write_keys(k->qkv + heads->num_heads * heads->head_dim, qkv_size(k->m), &k->kv, k->num_rows, heads, head, 1);
 }
 
 static void round_mixed(const work *k, int64_t row) {
@@ -213,7 +231,7 @@ static void add_ffn(const work *k, int64_t row) { add_normed(k, k->l->ffn_post_n
 /* hidden += x W^T, normed before if there is a norm, which `add` does. */
 static void add_product(const work *k, const float *x, const matrix *w, const float *norm,
                         void (*add)(const work *, int64_t)) {
-    multiply_all(k, x, w, norm ? k->normed : k->s->hidden, k->s->num_tokens, !norm);
+    multiply_all(k, x, w, norm ? k->normed : k->s->hidden, k->num_rows, !norm);
     if (norm) each_row(k, add);
 }
 
@@ -223,16 +241,33 @@ static void attend(const work *k) {
     run_attention(k->threads, &a);
 }
 
-static void run_layer(const work *k) {
-    const int64_t rows = k->s->num_tokens;
+/* Behind the last layer's keys and values only the tokens matter whose result is wanted: the others end here. */
+static void keep_wanted(work *k) {
+    const int64_t size = qkv_size(k->m), hidden_size = k->m->hidden_size;
+    for (int64_t i = 0; i < k->s->num_logits; i++) {
+        const int64_t from = k->s->logit_idx[i];
+        k->context[i] = k->kv.context[from];
+        k->table_start[i] = k->kv.table_start[from];
+        memmove(k->qkv + i * size, k->qkv + from * size, size * sizeof(float));
+        memmove(k->s->hidden + i * hidden_size, k->s->hidden + from * hidden_size, hidden_size * sizeof(float));
+    }
+    k->kv.context = k->context;
+    k->kv.table_start = k->table_start;
+    k->num_rows = k->s->num_logits;
+    k->num_runs = find_runs(&k->kv, k->num_rows, &k->m->heads, k->runs);
+}
+
+static void run_layer(work *k) {
     each_row(k, norm_attention);
-    multiply_all(k, k->normed, &k->l->qkv, k->qkv, rows, 0);
+    multiply_all(k, k->normed, &k->l->qkv, k->qkv, k->num_rows, 0);
     each_row(k, prepare_heads);
+    if (has_chunks(k)) run_items(k->threads, write_keys_of_head, k, k->m->heads.num_kv_heads);
+    if (k->l == k->m->layers + k->m->num_layers - 1) keep_wanted(k);
     attend(k);
     if (rounding_for(&k->l->attention_out, k->m->rounding) != EXACT) each_row(k, round_mixed);
     add_product(k, k->mixed, &k->l->attention_out, k->l->attention_post_norm, add_mixed);
     each_row(k, norm_ffn);
-    multiply_all(k, k->normed, &k->l->gate_up, k->gate_up, rows, 0);
+    multiply_all(k, k->normed, &k->l->gate_up, k->gate_up, k->num_rows, 0);
     each_row(k, gate);
     add_product(k, k->gated, &k->l->down, k->l->ffn_post_norm, add_ffn);
 }
@@ -242,8 +277,7 @@ static void run_head(const work *k) {
     const step *s = k->s;
     const int64_t size = m->hidden_size;
     for (int64_t i = 0; i < s->num_logits; i++) {
-        hr_rms_norm(s->hidden + s->logit_idx[i] * size, m->final_norm, s->states + i * size, 1, size,
-                    (float)m->eps);
+        hr_rms_norm(s->hidden + i * size, m->final_norm, s->states + i * size, 1, size, (float)m->eps);
         if (s->logits) round_row(k, s->states, &m->head, i);
     }
     if (!s->logits) return;
@@ -254,7 +288,7 @@ static void run_head(const work *k) {
 }
 
 static int run_part(context *c, const model *m, const step *s) {
-    work k = {.m = m, .s = s, .kv = s->kv, .threads = c->threads};
+    work k = {.m = m, .s = s, .kv = s->kv, .num_rows = s->num_tokens, .threads = c->threads};
     if (!allocate(c, &k)) return 0;
     k.num_runs = find_runs(&k.kv, s->num_tokens, &m->heads, k.runs);
     for (k.l = m->layers; k.l < m->layers + m->num_layers; k.l++) {
