@@ -119,10 +119,14 @@ class Pace:
             guesses.append(smaller_s + share * max(0.0, larger_s - smaller_s))
         elif not is_next:
             return float("inf")
-        if is_next:
+        if is_next and len(below) == 1:
             # The next size is hoped to add as much: it has at most half as many tokens again, so a
             # hope that is dashed, once, costs half of what is allowed.
             guesses.append(smaller_s)
+        elif is_next:
+            before, before_s = below[-2]
+            token_s = max(0.0, smaller_s - before_s) / (smaller - before)
+            guesses.append(smaller_s + token_s * (size - smaller))
         # A token of a larger chunk costs no more than one of this.
         least_s = max((size * added_s / it for it, added_s in above), default=0.0)
         return max(least_s, min(guesses))
