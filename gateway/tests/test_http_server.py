@@ -204,6 +204,35 @@ async def test_an_older_client_gets_its_stream_without_chunks() -> None:
     await serving
 
 
+@pytest.mark.parametrize("pieces", [[100_000], [65_000, 100_000], [300_000, 300_000, 300_000]])
+async def test_a_client_that_leaves_behind_a_big_body_is_noticed(pieces: list[int]) -> None:
+    """Reading is paused while a body grows; who waits for the answer must still be seen to go."""
+    gone, has_body = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, _send: Send) -> None:
+        exchange = HttpExchange(scope, receive, slow_reader_s=1.0)
+        await exchange.read_body(10_000_000)
+        exchange.on_gone(gone.set)
+        has_body.set()
+        await gone.wait()
+
+    server = HttpServer(app, "127.0.0.1:0", 1.0)
+    serving = asyncio.create_task(server.serve())
+    await eventually(lambda: server.is_serving, within_s=5)
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % sum(pieces))
+    for size in pieces:
+        writer.write(b"x" * size)
+        await writer.drain()
+        await asyncio.sleep(0.01)
+    async with asyncio.timeout(5.0):
+        await has_body.wait()
+        writer.close()
+        await gone.wait()
+    server.stop()
+    await serving
+
+
 def naming_app(names: list[str], name: str) -> AsgiApp:
     """Note who answered."""
 

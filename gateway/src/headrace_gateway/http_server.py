@@ -203,6 +203,9 @@ class _Protocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
             super().on_message_complete()
+            if not self.pipeline:
+                # Paused by a big body, the transport would not see its client leave.
+                self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         """As uvicorn's own, which sets a timer anew for each answer."""
