@@ -52,13 +52,14 @@ def test_a_suspended_engine_has_not_stalled_meanwhile() -> None:
         text=True,
         env=dict(os.environ, PYTHONPATH=path),
     ) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
+        to_child, from_child = child.stdin, child.stdout
+        assert to_child is not None
+        assert from_child is not None
 
         def stalled_s() -> float:
-            child.stdin.write("\n")
-            child.stdin.flush()
-            return float(child.stdout.readline())
+            to_child.write("\n")
+            to_child.flush()
+            return float(from_child.readline())
 
         asked_s = time.monotonic()
         before_s = stalled_s()
@@ -69,5 +70,5 @@ def test_a_suspended_engine_has_not_stalled_meanwhile() -> None:
         child.send_signal(signal.SIGCONT)
         after_s = stalled_s()
         assert after_s - before_s <= time.monotonic() - asked_s - STOPPED_S + MOST_BETWEEN_LOOKS_S
-        child.stdin.close()
+        to_child.close()
         assert child.wait(30) == 0
