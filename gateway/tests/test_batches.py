@@ -97,6 +97,14 @@ async def test_a_batch_from_lines_to_results(fleet: GatewayFleet) -> None:
     assert {it.priority for it in fleet.router.picks} == {PRIORITY_BATCH}
 
 
+async def test_a_file_may_begin_with_a_byte_order_mark(fleet: GatewayFleet) -> None:
+    """As some editors write it; lines may end in CR LF, too."""
+    async with fleet.openai() as client:
+        batch_id = await start(client, "\ufeff" + json.dumps(line("a")) + "\r", line("b"))
+        batch = await ended(client, batch_id)
+    assert (batch.request_counts.total, batch.request_counts.completed) == (2, 2)
+
+
 async def test_mistakes_are_told_by_line(fleet: GatewayFleet) -> None:
     """A file with a wrong line runs not at all; every mistake is told with its line."""
     async with fleet.openai() as client:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -325,6 +326,9 @@ async def _numbered(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, by
             line_no += 1
             if len(line) > MAX_LINE_BYTES:
                 break
+            if line_no == 1:
+                # Editors of some systems begin a file so.
+                line = line.removeprefix(BOM_UTF8)
             if line.strip():
                 num_lines += 1
                 if num_lines > MAX_LINES:
