@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +37,25 @@ def test_without_seats_the_folder_is_one_gateways_own(tmp_path: Path) -> None:
     with pytest.raises(OutboxInUseError, match="its own folder, or the folder seats"):
         take_place(tmp_path)
     place.release()
+
+
+def test_a_second_gateway_says_in_a_sentence_why_it_cannot_start(tmp_path: Path) -> None:
+    """And no traceback."""
+    place = take_place(tmp_path)
+    settings = {
+        "OUTBOX_DIR": str(tmp_path),
+        "LISTEN": "127.0.0.1:0",
+        "METRICS_LISTEN": "127.0.0.1:0",
+    }
+    told = {f"HEADRACE_GATEWAY_{name}": value for name, value in settings.items()}
+    command = [sys.executable, "-m", "headrace_gateway"]
+    ended = subprocess.run(
+        command, env={**os.environ, **told}, capture_output=True, text=True, timeout=60, check=False
+    )
+    place.release()
+    assert ended.returncode == 1
+    assert "gateway: another gateway uses the outbox" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 async def test_whoever_comes_later_finds_what_was_left_in_the_seat(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 from headrace_common.lifecycle import Lifecycle
 from headrace_common.service_process import run_service
 from headrace_gateway.app import Gateway
+from headrace_gateway.outbox_place import OutboxInUseError
 from headrace_gateway.settings import GatewaySettings
 
 
@@ -22,7 +23,8 @@ async def _serve(settings: GatewaySettings) -> None:
 
 def main() -> None:
     """Load settings, start telemetry, serve until SIGTERM or SIGINT."""
-    run_service("gateway", GatewaySettings.load_or_exit(), _serve, failures=(ValueError,))
+    failures = (ValueError, OutboxInUseError)
+    run_service("gateway", GatewaySettings.load_or_exit(), _serve, failures=failures)
 
 
 if __name__ == "__main__":
