@@ -37,6 +37,8 @@ def shown(text: str) -> list[str]:
         "\n".join(f"{ord(char):02x}" for char in SECRET),
         ", ".join(f"0x{ord(char):02x}" for char in SECRET),
         "x" + "".join(chr(0xE0100 + ord(char) - 16) for char in SECRET),
+        "x" + "".join(chr(0xE0000 + ord(char)) for char in SECRET),
+        "".join(chr(0xE0000 + ord(char)) for char in SECRET) + "x",
     ],
 )
 def test_what_is_written_in_pieces_is_read(coded: str) -> None:

@@ -19,7 +19,7 @@ import re2
 
 from headrace_guard.classifiers.base import Match
 from headrace_guard.normalise import Mode, view_of
-from headrace_guard.pieced import escaped, marked, parted_base64, selected
+from headrace_guard.pieced import escaped, marked, parted_base64, selected, tagged
 
 MAX_DEPTH = 2
 MAX_CHARS = 16_384
@@ -187,6 +187,8 @@ def _found_beneath(text: str) -> Iterator[tuple[int, int, str, str]]:
         shown = _readable(said)
         if shown is not None:
             yield start, end, "selectors", shown
+    for start, end, shown in tagged(text):
+        yield start, end, "tags", shown
     view = view_of(text, Mode.DECODED, is_folded=False)
     if view.text != text:
         for start, end, kind, shown in _runs(view.text, view.text.encode("ascii", "replace")):

@@ -15,6 +15,8 @@ from string import ascii_letters, digits
 
 import re2
 
+from headrace_guard.characters import decode_tag
+
 # A stretch of the text and what it says.
 Piece = tuple[int, int, str]
 
@@ -57,6 +59,7 @@ _IS_LETTER = bytes(int(chr(code).isalpha() or chr(code).isspace()) for code in r
 )
 
 _SELECTED = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]{4,}")
+_TAGS = re.compile("[\U000e0020-\U000e007e]{3,}")
 _LOW_SELECTORS, _HIGH_SELECTORS, _NUM_LOW = 0xFE00, 0xE0100, 16
 
 
@@ -86,6 +89,17 @@ def selected(text: str) -> Iterator[tuple[int, int, bytes]]:
             for code in codes
         )
         yield run.start(), run.end(), said
+
+
+def tagged(text: str) -> Iterator[Piece]:
+    """Find words in tag characters, which nobody sees, that are glued to words that all see.
+
+    Read in their place they would be the rest of those words, and none of their own.
+    """
+    for run in _TAGS.finditer(text):
+        start, end = run.span()
+        if text[start - 1 : start].isalnum() or text[end : end + 1].isalnum():
+            yield start, end, "".join(map(decode_tag, run.group()))
 
 
 def parted_base64(data: bytes) -> Iterator[Piece]:
