@@ -128,22 +128,20 @@ def _metrics_section(title: str, module: ModuleType) -> str:
         if not cls.__name__.endswith("Metrics"):
             continue
         registry = CollectorRegistry()
-        instance = cls(registry)
+        cls(registry)
         for metric in registry.collect():
             name = metric.name + ("_total" if metric.type == "counter" else "")
-            labels = ", ".join(f"`{label}`" for label in _labels_of(instance, metric.name))
+            labels = ", ".join(f"`{label}`" for label in _labels_of(registry, metric.name))
             cells = (f"`{name}`", metric.type, labels, metric.documentation)
             lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
     return "\n".join([*lines, ""])
 
 
-def _labels_of(instance: object, metric_name: str) -> tuple[str, ...]:
+def _labels_of(registry: CollectorRegistry, metric_name: str) -> tuple[str, ...]:
     """Find a collector's label names; prometheus_client shows them on the collector only."""
-    for collector in vars(instance).values():
+    for collector in registry._collector_to_names:
         described = getattr(collector, "describe", None)
-        if described is None:
-            continue
-        if any(metric.name == metric_name for metric in described()):
+        if described is not None and any(it.name == metric_name for it in described()):
             return tuple(getattr(collector, "_labelnames", ()))
     return ()
 
