@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _look(artefact: Artefact, text: str) -> object:
-    return artefact.linear.peaks(read(text).text, frozenset(HEADS))
+    return artefact.linear.peaks(read(text), frozenset(HEADS))
 
 
 def _look_at_words(artefact: Artefact, embedder: Embedder, window: str) -> object:

@@ -1,19 +1,33 @@
 """What models read of a text: undone disguises, windows that cover everything."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_guard.classifiers.cuts import NARROW, WIDE, read, spans
+from headrace_guard.classifiers.cuts import NARROW, WIDE, Cut, read
+
+_PIECES = st.sampled_from(["go. ", "is it so? ", "a cell | ", "a line\n", "words without an end "])
 
 
-@given(st.integers(0, 3000), st.sampled_from([WIDE, NARROW]))
-def test_windows_cover_the_text(num_chars: int, cut: object) -> None:
+@given(st.lists(_PIECES | st.text(max_size=200), max_size=40), st.sampled_from([WIDE, NARROW]))
+def test_windows_cover_the_text(pieces: list[str], cut: Cut) -> None:
     """Every character is in a window; no window is longer than the cut or leaves the text."""
-    assert cut in (WIDE, NARROW)
-    which = WIDE if cut == WIDE else NARROW
-    windows = spans(num_chars, which)
+    reading = read("".join(pieces))
+    num_chars = len(reading.text)
+    windows = reading.windows(cut)
+    assert windows
     assert {at for begin, end in windows for at in range(begin, end)} == set(range(num_chars))
-    assert all(0 <= b <= e <= num_chars and e - b <= which.num_chars for b, e in windows)
+    assert all(0 <= b <= e <= num_chars and e - b <= cut.num_chars for b, e in windows)
+
+
+@pytest.mark.parametrize("order", ["Forward this to the manager.", "Write a poem on the moon!"])
+@pytest.mark.parametrize("break_", [" ", "\n", " | "])
+def test_a_sentence_has_a_window_that_begins_with_it(order: str, break_: str) -> None:
+    """What is put into a document is judged without what stands before it."""
+    before = "The meeting is at nine and the room is booked, so all is well."
+    reading = read(f"{before}{break_}{order}{break_}The lift is broken. Use the stairs.")
+    begins = {begin for begin, _ in reading.windows(NARROW)}
+    assert reading.text.index(order.lower()) in begins
 
 
 def test_positions_lead_back_to_the_original() -> None:

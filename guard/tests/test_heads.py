@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_guard.classifiers.artefact import load_packaged
-from headrace_guard.classifiers.cuts import read, spans
+from headrace_guard.classifiers.cuts import read
 from headrace_guard.classifiers.heads import HEADS, INDIRECT, cut_of, num_peaks, within
 from headrace_guard.classifiers.ngrams import features
 
@@ -97,17 +97,17 @@ def test_positions_rise_within_each_kind_of_feature(text: str) -> None:
 def test_peaks_are_the_highest_sums_of_windows() -> None:
     """Each window's weights, summed on their own, over the root of how many there are."""
     heads = load_packaged().linear
-    texts = [read(text).text for text in ("", " ", "a", *_template_texts())]
-    assert len(texts) > 250
-    assert max(map(len, texts)) > 2000
-    for text in texts:
-        found = features(text)
-        peaks = heads.peaks(text, frozenset(HEADS))
+    readings = [read(text) for text in ("", " ", "a", *_template_texts())]
+    assert len(readings) > 250
+    assert max(len(one.text) for one in readings) > 2000
+    for reading in readings:
+        found = features(reading.text)
+        peaks = heads.peaks(reading, frozenset(HEADS))
         assert tuple(peaks) == HEADS
         for row, (head, found_peaks) in enumerate(peaks.items()):
             peak = found_peaks[0]
             logits = {}
-            for begin, end in spans(len(text), cut_of(head)):
+            for begin, end in reading.windows(cut_of(head)):
                 inside = within(found, begin, end)
                 total = heads._weights[row][inside].sum(dtype=np.float64)
                 size = np.sqrt(max(len(inside), 1))
@@ -120,10 +120,10 @@ def test_peaks_are_the_highest_sums_of_windows() -> None:
 def test_several_peaks_lie_apart_and_the_highest_comes_first() -> None:
     """A document's second place is not the first one's neighbour, which overlaps it."""
     heads = load_packaged().linear
-    texts = [text for text in map(str.lower, _template_texts()) if len(text) > 1000]
+    texts = [text for text in _template_texts() if len(text) > 1000]
     assert texts
     for text in texts:
-        (peaks,) = heads.peaks(text, frozenset({INDIRECT})).values()
+        (peaks,) = heads.peaks(read(text), frozenset({INDIRECT})).values()
         assert len(peaks) == num_peaks(INDIRECT)
         assert [one.logit for one in peaks] == sorted((one.logit for one in peaks), reverse=True)
         places = sorted((one.begin, one.end) for one in peaks)

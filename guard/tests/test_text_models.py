@@ -12,6 +12,7 @@ from prometheus_client import Gauge
 from headrace_common.clock import SystemClock
 from headrace_guard.classifiers.artefact import Artefact, ArtefactError, HeadModel, Scale, load
 from headrace_guard.classifiers.cascade import CascadeModels
+from headrace_guard.classifiers.cuts import read
 from headrace_guard.classifiers.dense import NUM_INPUTS, Dense
 from headrace_guard.classifiers.embedding import NUM_DIMENSIONS, Embedded, Embeds
 from headrace_guard.classifiers.heads import HARM, HEADS, INDIRECT, INJECTION, LinearHeads
@@ -218,7 +219,7 @@ async def test_the_judge_decides_between_the_thresholds(answer: float, is_hit: b
     await _scores(models, "an ordinary sentence about bread", asked)
     assert judge.num_asked == 0
     text = "override override bread"
-    logit = models._artefact.linear.peaks(text, frozenset({INJECTION}))[INJECTION][0].logit
+    logit = models._artefact.linear.peaks(read(text), frozenset({INJECTION}))[INJECTION][0].logit
     assert _POINTS[Point.STRICT] <= _SCALE.probability(logit) < _POINTS[Point.LENIENT]
     assert ("injection" in await _scores(models, text, asked)) is is_hit
     assert judge.num_asked == 1

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace_guard.classifiers.cuts import Reading, read, spans
+from headrace_guard.classifiers.cuts import Reading, read
 from headrace_guard.classifiers.heads import HARM, INDIRECT, INJECTION, cut_of
 from headrace_guard_train.rows import HARM_SOFT, Row
 
@@ -44,7 +44,7 @@ def examples(rows: Sequence[Row], seed: int) -> list[Example]:
     found: list[Example] = []
     for idx, row in enumerate(rows):
         reading = read(row.text)
-        wide = spans(len(reading.text), cut_of(INJECTION))
+        wide = reading.windows(cut_of(INJECTION))
         if row.spans:
             found += _with_insertion(row, idx, reading, rng)
             continue
@@ -71,11 +71,10 @@ def _with_insertion(row: Row, idx: int, reading: Reading, rng: random.Random) ->
         return []
     inside: list[tuple[int, int]] = []
     outside: list[tuple[int, int]] = []
-    cut = cut_of(INDIRECT)
-    for begin, end in spans(len(reading.text), cut):
+    for begin, end in reading.windows(cut_of(INDIRECT)):
         first, last = reading.span(begin, end)
         overlap = min(last, stop) - max(first, start)
-        if overlap >= _LEAST_OVERLAP_RATIO * min(stop - start, cut.num_chars):
+        if overlap >= _LEAST_OVERLAP_RATIO * min(stop - start, end - begin):
             inside.append((begin, end))
         elif overlap <= 0:
             outside.append((begin, end))
@@ -88,7 +87,7 @@ def _with_insertion(row: Row, idx: int, reading: Reading, rng: random.Random) ->
 
 
 def _sentences(row: Row, idx: int, reading: Reading, rng: random.Random) -> list[Example]:
-    narrow = spans(len(reading.text), cut_of(INDIRECT))
+    narrow = reading.windows(cut_of(INDIRECT))
     return [
         Example(reading.text[begin:end], {INDIRECT: 0}, row.source, idx, 0.5, row.near)
         for begin, end in rng.sample(narrow, min(2, len(narrow)))

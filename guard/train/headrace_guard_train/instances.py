@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace_guard.classifiers.cuts import Reading, read, spans
+from headrace_guard.classifiers.cuts import WIDE, Reading, read
 from headrace_guard.classifiers.heads import INDIRECT, cut_of, within
 from headrace_guard.classifiers.ngrams import Features, features
 from headrace_guard_train.rows import Row
@@ -104,8 +104,10 @@ def _of(row: Row, idx: int, head: str, reading: Reading, all_features: Features)
 
 
 def _labelled(row: Row, reading: Reading, head: str) -> list[tuple[int, int, int | None, float]]:
-    windows = spans(len(reading.text), cut_of(head))
     label = row.labels[head]
+    # Of an attack that is no document not every sentence is one.
+    is_whole = label == 1 and not row.spans
+    windows = reading.windows(WIDE if is_whole else cut_of(head))
     if not row.spans or label == 0:
         if len(windows) > _MAX_WINDOWS and head != INDIRECT:
             windows = [windows[0], windows[len(windows) // 2], windows[-1]]
@@ -116,7 +118,7 @@ def _labelled(row: Row, reading: Reading, head: str) -> list[tuple[int, int, int
     for begin, end in windows:
         first, last = reading.span(begin, end)
         overlap = min(last, stop) - max(first, start)
-        holds = overlap >= _LEAST_OVERLAP_RATIO * min(stop - start, cut_of(head).num_chars)
+        holds = overlap >= _LEAST_OVERLAP_RATIO * min(stop - start, end - begin)
         is_unsure = not is_exact or (overlap > 0 and not holds)
         known = None if is_unsure else int(holds)
         found.append((begin, end, known, 1.0 if known else 1 / len(windows)))

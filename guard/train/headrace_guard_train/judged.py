@@ -64,8 +64,9 @@ def judge_linear(head: str, rows: Sequence[Row], fit: Fitted) -> Judged:
     texts: list[str] = []
     windows: list[tuple[int, float]] = []
     for place, (idx, fold) in enumerate(kept):
-        text = read(rows[idx].text).text
-        for peak in models[fold].peaks(text, frozenset({head}))[head]:
+        reading = read(rows[idx].text)
+        text = reading.text
+        for peak in models[fold].peaks(reading, frozenset({head}))[head]:
             texts.append(text[peak.begin : peak.end])
             windows.append((place, peak.logit))
     scored = Scored(

@@ -74,6 +74,15 @@ def test_thresholds_count_every_source_the_same() -> None:
     assert true_ratio_at(np.array([5.5, 7.0]), clean, 0.01) == 0.5
 
 
+@pytest.mark.parametrize(("num_rows", "num_hits"), [(108, 5), (280, 14)])
+def test_no_small_source_has_more_hits_than_one_in_twenty(num_rows: int, num_hits: int) -> None:
+    """Six of 108 rows are more than 5 %; 14 of 280 are not."""
+    logits = np.concatenate([np.linspace(0, 1, 5000), np.linspace(5, 6, num_rows)])
+    names = np.array([*(f"large {idx % 10}" for idx in range(5000)), *["small"] * num_rows])
+    clean = Scored(np.arange(len(logits)), names, np.zeros(len(logits), np.int64), logits)
+    assert (logits[names == "small"] >= thresholds(clean)[Point.BALANCED]).sum() == num_hits
+
+
 @pytest.mark.timeout(200)
 def test_own_rows_alone_hold_a_floor() -> None:
     """Without any fetched data: words that were not learnt are told apart by what is near."""
@@ -84,7 +93,7 @@ def test_own_rows_alone_hold_a_floor() -> None:
     heads = LinearHeads(fitted.weights[:, np.newaxis], np.array([fitted.bias], np.float32), [HARM])
     judged = [row for row in rows if row.source in words]
     logits = np.array(
-        [heads.peaks(read(row.text).text, frozenset({HARM}))[HARM][0].logit for row in judged]
+        [heads.peaks(read(row.text), frozenset({HARM}))[HARM][0].logit for row in judged]
     )
     is_bad = np.array([row.labels[HARM] == 1 for row in judged])
     assert auc(logits[is_bad], logits[~is_bad]) > _LEAST_OWN_AUC

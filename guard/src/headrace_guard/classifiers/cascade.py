@@ -170,7 +170,7 @@ class CascadeModels:
 
     def _look(self, text: str, heads: frozenset[str], *, has_words: bool) -> list[_Seen]:
         reading = read(text)
-        peaks = self._artefact.linear.peaks(reading.text, heads)
+        peaks = self._artefact.linear.peaks(reading, heads)
         places = {(one.begin, one.end) for found in peaks.values() for one in found}
         said = self._words(reading, sorted(places)) if has_words and places else {}
         return [

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace_guard.classifiers.cuts import NARROW, WIDE, Cut, spans
+from headrace_guard.classifiers.cuts import NARROW, WIDE, Cut, Reading
 from headrace_guard.classifiers.ngrams import Features, features
 
 INJECTION, INDIRECT, HARM, TOXICITY = "injection", "indirect", "harm", "toxicity"
@@ -51,9 +51,9 @@ class LinearHeads:
         self._weights = np.ascontiguousarray(weights.T, np.float32)
         self._biases, self._names = biases, tuple(names)
 
-    def peaks(self, text: str, wanted: frozenset[str]) -> dict[str, list[Peak]]:
+    def peaks(self, reading: Reading, wanted: frozenset[str]) -> dict[str, list[Peak]]:
         """Return each wanted head's highest windows, `num_peaks` of them, none over another."""
-        found = features(text)
+        found = features(reading.text)
         buckets = found.buckets.astype(np.intp)
         columns = {name: column for column, name in enumerate(self._names) if name in wanted}
         peaks: dict[str, list[Peak]] = {}
@@ -65,7 +65,8 @@ class LinearHeads:
                 self._weights[columns[name]].take(buckets, out=row[:-1], mode="clip")
             biases = [float(self._biases[columns[name]]) for name in names]
             counts = [num_peaks(name) for name in names]
-            peaks.update(zip(names, _Grid(found, cut).peaks(gained, biases, counts), strict=True))
+            grid = _Grid(found, reading.windows(cut))
+            peaks.update(zip(names, grid.peaks(gained, biases, counts), strict=True))
         return {name: peaks[name] for name in columns}
 
 
@@ -75,8 +76,8 @@ class _Grid:
     Features are summed between neighbouring places once; windows, which overlap, add these up.
     """
 
-    def __init__(self, found: Features, cut: Cut) -> None:
-        windows = np.array(spans(found.num_chars, cut), np.int32)
+    def __init__(self, found: Features, spans: Sequence[tuple[int, int]]) -> None:
+        windows = np.array(spans, np.int32)
         self._begins, self._ends = windows[:, 0], windows[:, 1]
         places = np.unique(windows)
         self._first, self._last = places.searchsorted(self._begins), places.searchsorted(self._ends)
