@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -18,22 +19,47 @@ from headrace_testing.waiting import eventually
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
-async def slow_app(_scope: Scope, _receive: Receive, send: Send) -> None:
-    """Answer after a second."""
-    await asyncio.sleep(1.0)
+async def plain_app(_scope: Scope, _receive: Receive, send: Send) -> None:
+    """Answer."""
     await send({"type": "http.response.start", "status": 204, "headers": []})
     await send({"type": "http.response.body", "body": b""})
 
 
-@pytest.fixture
-async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
-    """A server whose clients get half a second for a request's head."""
-    monkeypatch.setattr(http_server._Protocol, "head_s", 0.5)
-    server = HttpServer(slow_app, "127.0.0.1:0", 1.0)
-    serving = asyncio.create_task(server.serve())
+class HeldApp:
+    """Answers when it is let."""
+
+    def __init__(self) -> None:
+        self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Wait, then answer."""
+        self.is_asked.set()
+        await self.may_answer.wait()
+        await plain_app(scope, receive, send)
+
+
+@contextlib.asynccontextmanager
+async def serving(app: AsgiApp) -> AsyncIterator[int]:
+    """Serve; yields the port."""
+    server = HttpServer(app, "127.0.0.1:0", 1.0)
+    task = asyncio.create_task(server.serve())
+    await eventually(lambda: server.is_serving, within_s=5)
     yield server.port
     server.stop()
-    await serving
+    await task
+
+
+@pytest.fixture
+def short_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients get half a second for a request's head."""
+    monkeypatch.setattr(http_server._Protocol, "head_s", 0.5)
+
+
+@pytest.fixture
+async def port(short_heads: None) -> AsyncIterator[int]:
+    """A server that answers at once."""
+    async with serving(plain_app) as port:
+        yield port
 
 
 async def what_comes(port: int, sent: bytes) -> bytes:
@@ -57,9 +83,17 @@ async def test_connection_without_a_request_is_cut(port: int, sent: bytes) -> No
     assert await what_comes(port, sent) == b""
 
 
-async def test_answers_are_not_cut_and_what_follows_them_is(port: int) -> None:
+@pytest.mark.usefixtures("short_heads")
+async def test_answers_are_not_cut_and_what_follows_them_is() -> None:
     """The time counts for heads only, of pipelined requests too."""
-    assert (await what_comes(port, REQUEST * 2 + b"GET")).count(b"HTTP/1.1 204") == 2
+    app = HeldApp()
+    async with serving(app) as port:
+        asking = asyncio.create_task(what_comes(port, REQUEST * 2 + b"GET"))
+        await app.is_asked.wait()
+        # Its time for a head is over: so would be that of the requests above.
+        assert await what_comes(port, b"") == b""
+        app.may_answer.set()
+        assert (await asking).count(b"HTTP/1.1 204") == 2
 
 
 async def test_head_is_bounded(port: int) -> None:
@@ -84,15 +118,66 @@ async def test_what_is_not_http_is_told_so_as_json(port: int, sent: bytes) -> No
     assert json.loads(body)["error"]["code"] == "invalid_http"
 
 
-async def test_nothing_is_said_in_the_middle_of_an_answer(port: int) -> None:
+@pytest.mark.parametrize("rubbish", [b"rubbish\r\n", b"GET / HTTP/1.1\r\n\r\n"])
+async def test_nothing_is_said_in_the_middle_of_an_answer(rubbish: bytes) -> None:
     """A client that sends rubbish behind its request ends the connection, and no more."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(REQUEST)
-    await asyncio.sleep(0.1)
-    writer.write(b"rubbish\r\n")
-    async with asyncio.timeout(5.0):
-        assert await reader.read() == b""
-    writer.close()
+    app = HeldApp()
+    async with serving(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(REQUEST)
+        await app.is_asked.wait()
+        writer.write(rubbish)
+        async with asyncio.timeout(5.0):
+            assert await reader.read() == b""
+        writer.close()
+        app.may_answer.set()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b"",
+        b"host: a\r\nhost: a\r\n",
+        b"host: a\r\nHost: b\r\n",
+        b"host: a b\r\n",
+        b"host: a/b\r\n",
+        b"host: u@a\r\n",
+        b"host: a:b\r\n",
+        b"host: a,b:c\r\n",
+        b"host: [::1\r\n",
+        b"host: \xc3\xa4.example\r\n",
+        b"host: a%zz\r\n",
+    ],
+)
+async def test_a_request_names_its_host_once(port: int, fields: bytes) -> None:
+    """RFC 9112, 3.2: none, several or a broken one get a 400, and the connection ends."""
+    head, _, body = (
+        await what_comes(port, b"POST / HTTP/1.1\r\n%s\r\n" % fields + REQUEST)
+    ).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"]["code"] == "invalid_host"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [b"", b"a", b"A-b.example:8080", b"127.0.0.1:", b"[::1]:80", b"a_b", b"%C3%A4.example"],
+)
+@pytest.mark.parametrize("target", [b"/", b"http://a.example/"])
+async def test_any_valid_host_will_do(port: int, host: bytes, target: bytes) -> None:
+    """Who is called what is no concern of ours."""
+    sent = b"GET %s HTTP/1.1\r\nhost: %s\r\nconnection: close\r\n\r\n" % (target, host)
+    assert b"HTTP/1.1 204 " in await what_comes(port, sent)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"), [(b"", 204), (b"host: a\r\n", 204), (b"host: a\r\nhost: a\r\n", 400)]
+)
+async def test_an_older_client_need_not_name_its_host(
+    port: int, fields: bytes, status: int
+) -> None:
+    """HTTP/1.0 had no such field; several are wrong there, too."""
+    answer = await what_comes(port, b"GET / HTTP/1.0\r\n%s\r\n" % fields)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
 
 
 async def echo_app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,12 +208,8 @@ PLAIN = b"GET /last HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 @pytest.fixture
 async def echo_port() -> AsyncIterator[int]:
     """A server that echoes."""
-    server = HttpServer(echo_app, "127.0.0.1:0", 1.0)
-    serving = asyncio.create_task(server.serve())
-    await eventually(lambda: server._server.started, within_s=5)
-    yield server.port
-    server.stop()
-    await serving
+    async with serving(echo_app) as port:
+        yield port
 
 
 @pytest.mark.parametrize("body", [SIZED, CHUNKED])
@@ -157,17 +238,13 @@ async def test_fields_behind_a_body_are_no_headers() -> None:
         await echo_app(scope, receive, send)
         seen.extend(name for name, _ in scope["headers"])
 
-    server = HttpServer(app, "127.0.0.1:0", 1.0)
-    serving = asyncio.create_task(server.serve())
-    await eventually(lambda: server.is_serving, within_s=5)
     head = b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
     trailers = b"authorization: Bearer x\r\n" * 1000
-    answer = await what_comes(server.port, head + b"5\r\nhello\r\n0\r\n" + trailers + b"\r\n")
+    async with serving(app) as port:
+        answer = await what_comes(port, head + b"5\r\nhello\r\n0\r\n" + trailers + b"\r\n")
     assert answer.endswith(b"hello")
     assert b"authorization" not in seen
     assert b"host" in seen
-    server.stop()
-    await serving
 
 
 @pytest.mark.parametrize("body", [b"zz\r\nhe", b"2\r\nhello\r\n"])
@@ -191,17 +268,12 @@ async def streaming_app(scope: Scope, receive: Receive, _send: Send) -> None:
 
 async def test_an_older_client_gets_its_stream_without_chunks() -> None:
     """HTTP/1.0 knows none: the end of the connection is the end of the stream."""
-    server = HttpServer(streaming_app, "127.0.0.1:0", 1.0)
-    serving = asyncio.create_task(server.serve())
-    await eventually(lambda: server.is_serving, within_s=5)
-    head, _, body = (await what_comes(server.port, b"GET / HTTP/1.0\r\n\r\n")).partition(
-        b"\r\n\r\n"
-    )
+    async with serving(streaming_app) as port:
+        answer = await what_comes(port, b"GET / HTTP/1.0\r\n\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
     assert b"transfer-encoding" not in head
     assert b"connection: close" in head
     assert body == b"data: a\n\ndata: b\n\n"
-    server.stop()
-    await serving
 
 
 @pytest.mark.parametrize("pieces", [[100_000], [65_000, 100_000], [300_000, 300_000, 300_000]])
@@ -216,21 +288,16 @@ async def test_a_client_that_leaves_behind_a_big_body_is_noticed(pieces: list[in
         has_body.set()
         await gone.wait()
 
-    server = HttpServer(app, "127.0.0.1:0", 1.0)
-    serving = asyncio.create_task(server.serve())
-    await eventually(lambda: server.is_serving, within_s=5)
-    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % sum(pieces))
-    for size in pieces:
-        writer.write(b"x" * size)
-        await writer.drain()
-        await asyncio.sleep(0.01)
-    async with asyncio.timeout(5.0):
+    async with serving(app) as port, asyncio.timeout(5.0):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % sum(pieces))
+        for size in pieces:
+            writer.write(b"x" * size)
+            await writer.drain()
+            await asyncio.sleep(0.01)
         await has_body.wait()
         writer.close()
         await gone.wait()
-    server.stop()
-    await serving
 
 
 def naming_app(names: list[str], name: str) -> AsgiApp:
@@ -250,24 +317,24 @@ async def test_several_processes_share_a_port() -> None:
     names: list[str] = []
     first = HttpServer(naming_app(names, "a"), "127.0.0.1:0", 1.0, shares_port=True)
     address = f"127.0.0.1:{first.port}"
-    serving = [asyncio.create_task(first.serve())]
+    tasks = [asyncio.create_task(first.serve())]
     await eventually(lambda: first.is_serving, within_s=5)
     with pytest.raises(OSError, match="cannot listen"):
         HttpServer(naming_app(names, "x"), address, 1.0)
     second = HttpServer(naming_app(names, "b"), address, 1.0, shares_port=True)
-    serving.append(asyncio.create_task(second.serve()))
+    tasks.append(asyncio.create_task(second.serve()))
     await eventually(lambda: second.is_serving, within_s=5)
     for _ in range(40):
         assert b" 204 " in await what_comes(first.port, REQUEST)
     assert set(names) == {"a", "b"}
     first.stop()
-    await serving[0]
+    await tasks[0]
     names.clear()
     for _ in range(5):
         assert b" 204 " in await what_comes(first.port, REQUEST)
     assert set(names) == {"b"}
     second.stop()
-    await serving[1]
+    await tasks[1]
 
 
 async def test_a_client_that_does_not_read_costs_little_and_is_cut() -> None:
@@ -285,17 +352,14 @@ async def test_a_client_that_does_not_read_costs_little_and_is_cut() -> None:
         except ClientGone as gone:
             outcomes.append(gone.reason)
 
-    server = HttpServer(endless, "127.0.0.1:0", 1.0)
-    serving = asyncio.create_task(server.serve())
-    await eventually(lambda: server.is_serving, within_s=5)
-    with socket.socket() as client:
+    async with serving(endless) as port:
+        client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
         client.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", server.port))
+        await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", port))
         await asyncio.get_running_loop().sock_sendall(client, REQUEST)
         await eventually(lambda: outcomes, within_s=5)
+        client.close()
     assert outcomes == ["SLOW_READER"]
     # The kernel's buffer (doubled by Linux), the server's 64 KiB, and the client's.
     assert written_bytes < 1024 * 1024
-    server.stop()
-    await serving

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import re
 import socket
 from collections.abc import Callable, Iterator
 
@@ -49,6 +50,11 @@ _HEAD_TOO_LARGE = _last_words(
     b"431 Request Header Fields Too Large", "The request's head is too large.", "head_too_large"
 )
 _NOT_HTTP = _last_words(b"400 Bad Request", "This is not valid HTTP/1.1.", "invalid_http")
+_NO_HOST = _last_words(
+    b"400 Bad Request", "A request names its host once: send one valid Host header.", "invalid_host"
+)
+# RFC 9110, 7.2: a name, an IPv4 or a bracketed IPv6 address, or nothing; then maybe a port.
+_HOST = re.compile(rb"(\[[\w.:~-]+\]|(?:[\w.~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(:\d*)?")
 
 
 class _Reply:
@@ -131,6 +137,8 @@ class _Protocol(HttpToolsProtocol):
     _is_in_head = False
     # The head that the parser reads next was read before.
     _skips_head = False
+    # What is said when the parser, or a check of ours that it calls, gives up.
+    _complaint = _NOT_HTTP
 
     watcher: Callable[[], None] | None = None
     is_lost = is_paused = False
@@ -165,7 +173,7 @@ class _Protocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as offer:
             self._pass_over_upgrade(data[offer.args[0] :])
         except httptools.HttpParserError:
-            self._refuse(_NOT_HTTP)
+            self._refuse(self._complaint)
             return
         if self._is_in_head:
             self._head_bytes += len(data)
@@ -197,6 +205,7 @@ class _Protocol(HttpToolsProtocol):
             return
         self._is_in_head = False
         self._head_due_s = math.inf
+        self._check_host()
         super().on_headers_complete()
         self.scope[CONNECTION_EXTENSION] = self, _Reply(self.cycle)  # type: ignore[literal-required]
 
@@ -218,6 +227,14 @@ class _Protocol(HttpToolsProtocol):
                 self._idle_due_s = self.loop.time() + self.timeout_keep_alive
         if self.cycle.response_complete:
             self._expect_head()
+
+    def _check_host(self) -> None:
+        """Raise, which ends the connection, at what RFC 9112 (3.2) says is answered with 400."""
+        hosts = [value for name, value in self.headers if name == b"host"]
+        is_old = not hosts and self.parser.get_http_version() == "1.0"
+        if not is_old and (len(hosts) != 1 or _HOST.fullmatch(hosts[0]) is None):
+            self._complaint = _NO_HOST
+            raise ValueError("no host, or several, or one that is none")
 
     def _pass_over_upgrade(self, rest: bytes) -> None:
         lengths = [
