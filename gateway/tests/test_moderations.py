@@ -50,6 +50,28 @@ async def test_wrong_inputs_and_keys_are_refused(fleet: GatewayFleet) -> None:
     assert not fleet.limiter.live_leases()
 
 
+async def test_the_guard_has_names_and_no_others(fleet: GatewayFleet) -> None:
+    """OpenAI's and its own; any other is 404, as at the other endpoints."""
+    async with fleet.http() as client:
+        unnamed = await client.post("/v1/moderations", json={"input": "x"})
+        own = unnamed.json()["model"]
+        assert own.startswith("headrace-guard/")
+        for model in ("omni-moderation-latest", "text-moderation-stable", "headrace-guard", own):
+            answer = await client.post("/v1/moderations", json={"input": "x", "model": model})
+            assert (answer.status_code, answer.json()["model"]) == (200, own)
+        for model in ("gpt-4o", MODEL, "", "headrace-guard/other", "omni-moderation"):
+            answer = await client.post("/v1/moderations", json={"input": "x", "model": model})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], error["param"]) == (
+                404,
+                "model_not_found",
+                "model",
+            )
+        listed = (await client.get("/v1/models")).json()["data"]
+    assert not any("moderation" in model["id"] or "guard" in model["id"] for model in listed)
+    assert not fleet.limiter.live_leases()
+
+
 async def test_a_call_counts_as_a_request(fleet: GatewayFleet) -> None:
     """It is admitted and settled like any other."""
     async with fleet.http() as client:

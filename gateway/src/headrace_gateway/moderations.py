@@ -4,6 +4,9 @@ OpenAI's categories are filled from the guard's (MLCommons hazards and toxicity)
 (injection, pii.*, secret.*) come beside them under their own names. A text that could not be judged
 in full makes the call fail: no score is made up. A call counts as one request against the limits
 of its key, and costs nothing.
+
+There is one guard. It answers to OpenAI's names, which SDKs send, and to its own, with or without
+the version that answers show; /v1/models lists none of them.
 """
 
 from __future__ import annotations
@@ -14,7 +17,12 @@ from typing import Any, Protocol
 import msgspec
 import orjson
 
-from headrace_common.errors import GuardUnavailable, HeadraceError, InvalidRequest
+from headrace_common.errors import (
+    GuardUnavailable,
+    HeadraceError,
+    InvalidRequest,
+    ModelNotFound,
+)
 from headrace_contracts.guard.v1.guard_pb2 import ModerateRequest, ModerateResponse, TextScores
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
 from headrace_gateway import error_body
@@ -41,6 +49,16 @@ OPENAI_CATEGORIES: Mapping[str, tuple[str, ...]] = {
     "violence/graphic": ("harm.S1",),
 }
 MAX_INPUTS = 128
+_OWN_NAME = "headrace-guard"
+_NAMES = frozenset(
+    {
+        _OWN_NAME,
+        "omni-moderation-latest",
+        "omni-moderation-2024-09-26",
+        "text-moderation-latest",
+        "text-moderation-stable",
+    }
+)
 
 
 class ModerationText(msgspec.Struct, tag="text", forbid_unknown_fields=True):
@@ -57,7 +75,6 @@ class ModerationBody(msgspec.Struct, forbid_unknown_fields=True):
     """POST /v1/moderations."""
 
     input: str | list[str | ModerationText | ModerationImage]
-    # There is one guard, whatever the name.
     model: str | None = None
 
 
@@ -101,13 +118,19 @@ class Moderations:
 
     async def __call__(self, caller: Caller, body: bytes) -> bytes:
         """Return the scores as JSON."""
-        texts = _texts(decode(_DECODER, body))
+        asked = decode(_DECODER, body)
+        texts = _texts(asked)
+        if asked.model is not None and not _is_name(asked.model):
+            raise _no_model(asked.model)
         one = Amounts(requests=1)
         lease = await self._admission.admit(caller.principal, caller.request_id, one)
         try:
             answer = await self._scores(caller, texts)
         finally:
             await lease.settle(one)
+        if asked.model is not None and asked.model not in (*_NAMES, _versioned(answer)):
+            # A version that is not in force: its scores would not be those that were asked for.
+            raise _no_model(asked.model)
         caller.exchange.headers += limit_headers(lease.states)
         return orjson.dumps(_answer(caller.request_id, answer))
 
@@ -129,6 +152,18 @@ class Moderations:
         return answer
 
 
+def _is_name(model: str) -> bool:
+    return model in _NAMES or model.startswith(f"{_OWN_NAME}/")
+
+
+def _versioned(answer: ModerateResponse) -> str:
+    return f"{_OWN_NAME}/{answer.model_version}".rstrip("/")
+
+
+def _no_model(model: str) -> ModelNotFound:
+    return ModelNotFound(f"The model {model[:100]!r} does not exist.", param="model")
+
+
 def _unavailable() -> GuardUnavailable:
     return GuardUnavailable("The content cannot be judged in full now.", retry_after_s=1.0)
 
@@ -148,7 +183,7 @@ def _texts(body: ModerationBody) -> list[str]:
 def _answer(request_id: str, answer: ModerateResponse) -> dict[str, Any]:  # Any: JSON
     return {
         "id": "modr-" + request_id.removeprefix("req_"),
-        "model": f"headrace-guard/{answer.model_version}".rstrip("/"),
+        "model": _versioned(answer),
         "results": [_result(scores) for scores in answer.results],
     }
 
