@@ -1,7 +1,8 @@
 """Render docs/CONFIG.md and docs/METRICS.md from the code, or check that they are current.
 
 Usage: ``python docs/generate.py [--check]``. CONFIG.md comes from every service's ``settings.py``,
-METRICS.md from every ``metrics.py`` by making its collectors in a fresh registry.
+METRICS.md from every ``metrics.py`` and ``*_metrics.py`` by making its collectors in a fresh
+registry.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import pkgutil
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +24,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from headrace_common.metrics import new_registry, show_ready, watch_disk
 from headrace_common.settings import ServiceSettings
 from headrace_common.telemetry import TelemetrySettings
 
@@ -75,12 +79,60 @@ def config_document() -> str:
 
 def metrics_document() -> str:
     """Render every collector of every service."""
-    modules = [("every gRPC service", importlib.import_module("headrace_common.metrics"))]
+    sections = [_metrics_section(title, metrics) for title, metrics in catalogue().items()]
+    return "\n".join([METRICS_HEAD, *sections])
+
+
+@dataclass(frozen=True)
+class Documented:
+    """One metric: its name as it is queried, its type, label names and meaning."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
+def catalogue() -> dict[str, list[Documented]]:
+    """Return the metrics of every service, by who has them."""
+    registry = new_registry()
+    show_ready(registry, lambda: True)
+    watch_disk(registry, {"outbox": DOCS})
+    common = importlib.import_module("headrace_common.metrics")
+    found = {
+        "every service": list(_documented(registry)),
+        "every gRPC service": _metrics_of([common]),
+    }
     for service in SERVICES:
-        name = f"headrace_{service}.metrics"
-        if importlib.util.find_spec(name) is not None:
-            modules.append((service.replace("_", "-"), importlib.import_module(name)))
-    return "\n".join([METRICS_HEAD, *(_metrics_section(*entry) for entry in modules)])
+        package = importlib.import_module(f"headrace_{service}")
+        names = [it.name for it in pkgutil.iter_modules(package.__path__)]
+        modules = [
+            importlib.import_module(f"headrace_{service}.{name}")
+            for name in names
+            if name == "metrics" or name.endswith("_metrics")
+        ]
+        if modules:
+            found[service.replace("_", "-")] = _metrics_of(modules)
+    return found
+
+
+def _metrics_of(modules: list[ModuleType]) -> list[Documented]:
+    classes = [cls for module in modules for cls in own_classes(module, object)]
+    found: dict[str, Documented] = {}
+    for cls in classes:
+        if cls.__name__.endswith("Metrics"):
+            registry = CollectorRegistry()
+            cls(registry)
+            # One class may make another's too.
+            found.update((it.name, it) for it in _documented(registry))
+    return list(found.values())
+
+
+def _documented(registry: CollectorRegistry) -> Iterator[Documented]:
+    for metric in registry.collect():
+        name = metric.name + ("_total" if metric.type == "counter" else "")
+        labels = _labels_of(registry, metric.name)
+        yield Documented(name, metric.type, labels, metric.documentation)
 
 
 def own_classes(module: ModuleType, base: type) -> Iterator[type[Any]]:
@@ -122,18 +174,12 @@ def _bounds(field: FieldInfo) -> str:
     return ", ".join(parts)
 
 
-def _metrics_section(title: str, module: ModuleType) -> str:
+def _metrics_section(title: str, metrics: list[Documented]) -> str:
     lines = [f"## {title}", "", "| metric | type | labels | meaning |", "|---|---|---|---|"]
-    for cls in own_classes(module, object):
-        if not cls.__name__.endswith("Metrics"):
-            continue
-        registry = CollectorRegistry()
-        cls(registry)
-        for metric in registry.collect():
-            name = metric.name + ("_total" if metric.type == "counter" else "")
-            labels = ", ".join(f"`{label}`" for label in _labels_of(registry, metric.name))
-            cells = (f"`{name}`", metric.type, labels, metric.documentation)
-            lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
+    for it in metrics:
+        labels = ", ".join(f"`{label}`" for label in it.labels)
+        cells = (f"`{it.name}`", it.kind, labels, it.meaning)
+        lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
     return "\n".join([*lines, ""])
 
 

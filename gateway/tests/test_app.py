@@ -257,6 +257,18 @@ async def test_models(fleet: GatewayFleet) -> None:
         assert denied.value.code == "model_not_allowed"
 
 
+async def test_time_to_first_token_of_streams_is_counted_apart(fleet: GatewayFleet) -> None:
+    """Of a whole answer the first token is seen with the last: no goal of a stream's is for it."""
+    async with fleet.http() as client:
+        for stream in (True, False, False):
+            answer = await client.post("/v1/chat/completions", json=chat_body(stream=stream))
+            assert answer.status_code == 200
+        metrics = (await client.get("/metrics")).text
+    counted = 'headrace_gateway_ttft_seconds_count{endpoint="chat",way='
+    assert f'{counted}"stream"}} 1.0' in metrics
+    assert f'{counted}"whole"}} 2.0' in metrics
+
+
 async def test_unknown_model_makes_no_metric(fleet: GatewayFleet) -> None:
     """A model name that a client made up is refused with 404 and is no label value."""
     async with fleet.http() as client:

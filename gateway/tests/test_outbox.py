@@ -219,6 +219,7 @@ async def test_is_full_above_its_cap_and_not_after_a_deletion(tmp_path: Path) ->
     """The cap stops admission; events of running requests are still taken."""
     async with running(tmp_path, max_bytes=300, segment_bytes=100) as outbox:
         number = 0
+        assert outbox._metrics.limit_bytes._value.get() == 300
         while not outbox.is_full:
             await outbox.append_durable(event(number))
             number += 1

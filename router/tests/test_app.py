@@ -158,9 +158,14 @@ async def test_ready_means_somebody_may_be_picked(fleet: RouterFleet) -> None:
 
     ready = fleet.routers[0].ready
     assert await asyncio.to_thread(ready) == (200, {"status": "ready", "index_warm": True})
+    (model,) = fleet.app.table.all()[0].models
+    serving = fleet.app.metrics.ready_replicas.labels(model)._value
+    assert serving.get() == 1
     await fleet.workers["w1"].kill()
     await eventually(lambda: not fleet.app.lifecycle.is_ready)
     assert (await asyncio.to_thread(ready))[0] == 503
+    # The series stays: an alert on an absent one could not name the model.
+    assert serving.get() == 0
     with pytest.raises(NoReplica):
         await fleet.pick()
 

@@ -10,7 +10,7 @@ from headrace_common.clock import Clock, SystemClock
 from headrace_common.ids import ulid
 from headrace_common.lifecycle import Lifecycle, cancel_and_wait, supervise
 from headrace_common.limits.local_share import LocalShare
-from headrace_common.metrics import ObservabilityServer, new_registry
+from headrace_common.metrics import ObservabilityServer, new_registry, watch_disk
 from headrace_common.settings import split_address
 from headrace_gateway.admission import Admission
 from headrace_gateway.api_request import Endpoint
@@ -121,6 +121,7 @@ class Gateway:
             OutboxMetrics(self.registry),
             num_seats=settings.outbox_seats,
         )
+        watch_disk(self.registry, {"outbox": settings.outbox_dir})
         self._state = StateStore(settings.state_location(), clock)
         self._sent_reports = SentReports(self._guard, self.metrics)
         self._idempotency = Idempotency(

@@ -8,6 +8,8 @@ from headrace_common.loop_metrics import Count, LoopCounter, LoopHistogram
 from headrace_common.metrics import LATENCY_BUCKETS_S
 
 STAGES = ("tokenise", "guard", "admit", "pick", "close")
+# What a request may have to do without.
+DEPENDENCIES = ("billing", "guard", "outbox", "ratelimit", "router")
 
 
 class GatewayMetrics:
@@ -29,8 +31,8 @@ class GatewayMetrics:
         ).set_function(lambda: self.running.value)
         self.ttft_s = LoopHistogram(
             "headrace_gateway_ttft_seconds",
-            "Request fully read to first token written (streams) or known (whole answers).",
-            ["endpoint"],
+            "Request fully read to first token written (way=stream) or known (way=whole: all are).",
+            ["endpoint", "way"],
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
@@ -97,6 +99,11 @@ class GatewayMetrics:
             ["service"],
             registry=registry,
         )
+        # Zeros from the start: a series that begins at its first event has no rate at that event.
+        for service in DEPENDENCIES:
+            self.degraded.labels(service)
+        for outcome in ("made", "refused"):
+            self.retries.labels(outcome)
         self.sent_reports_dropped = Counter(
             "headrace_gateway_sent_reports_dropped",
             "Reports of sent text that the guard never got.",

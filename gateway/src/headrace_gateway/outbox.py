@@ -116,6 +116,7 @@ class Outbox:
         self.grown = asyncio.Event()
         self._clock, self._metrics = clock, metrics
         self._max_bytes, self._segment_bytes = max_bytes, segment_bytes
+        metrics.limit_bytes.set(max_bytes)
         self._segment_age_s = segment_age_s
         self._sizes: dict[int, int] = {}
         self._queue: deque[_Entry] = deque()

@@ -19,6 +19,11 @@ class OutboxMetrics:
             "Bytes of segments that the ledger has not confirmed.",
             registry=registry,
         )
+        self.limit_bytes = Gauge(
+            "headrace_gateway_outbox_limit_bytes",
+            "Pending bytes from which new requests are refused.",
+            registry=registry,
+        )
         self.oldest_age_s = Gauge(
             "headrace_gateway_outbox_oldest_age_seconds",
             "Age of the oldest event that the broker has not acknowledged; 0 = none waits.",

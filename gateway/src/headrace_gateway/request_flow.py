@@ -443,7 +443,8 @@ class RequestFlow:
         event.duration_s = now_s - visit.started_s
         if visit.delivery is not None and visit.delivery.first_text_s is not None:
             event.ttft_s = visit.delivery.first_text_s - visit.started_s
-            self.metrics.ttft_s.labels(visit.request.endpoint.value).observe(event.ttft_s)
+            way = "stream" if visit.request.streaming.is_stream else "whole"
+            self.metrics.ttft_s.labels(visit.request.endpoint.value, way).observe(event.ttft_s)
         if ending == usage_pb2.ENDING_COMPLETED and visit.request.limits.max_tokens is None:
             num_choices = len(visit.jobs) * visit.request.n
             self.output_estimates.add(visit.request.model, usage.output_tokens // num_choices)

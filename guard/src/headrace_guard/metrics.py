@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from headrace_guard.policy import Direction
+from headrace_guard.reconcile import Leak
+from headrace_guard.verdict import Reason
+
 _DURATION_BUCKETS_S = (
     0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 )  # fmt: skip
@@ -68,7 +72,15 @@ class GuardMetrics:
             registry=registry,
         )
         self._add_upkeep(registry)
+        self._begin_with_zeros()
         self.audit = AuditMetrics(registry)
+
+    def _begin_with_zeros(self) -> None:
+        # A series that begins at its first event has no rate at that event.
+        for direction in Direction:
+            self.fail_open.labels(direction.value)
+            for reason in Reason:
+                self.not_evaluated.labels(direction.value, reason.name.lower())
 
     def _add_upkeep(self, registry: CollectorRegistry) -> None:
         self.cached_parts = Counter(
@@ -83,6 +95,7 @@ class GuardMetrics:
             ["result"],
             registry=registry,
         )
+        self.policy_reloads.labels("refused")
 
 
 class AuditMetrics:
@@ -113,3 +126,5 @@ class AuditMetrics:
             ["kind"],
             registry=registry,
         )
+        for leak in Leak:
+            self.unscanned.labels(leak.value)

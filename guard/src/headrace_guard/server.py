@@ -7,7 +7,7 @@ import logging
 
 from headrace_common.clock import Clock, SystemClock
 from headrace_common.lifecycle import Lifecycle, cancel_and_wait, serve, supervise
-from headrace_common.metrics import ObservabilityServer, RpcMetrics, new_registry
+from headrace_common.metrics import ObservabilityServer, RpcMetrics, new_registry, watch_disk
 from headrace_common.rpc_server import RpcServer
 from headrace_common.settings import split_address
 from headrace_contracts.guard.v1 import guard_pb2
@@ -76,6 +76,8 @@ class GuardApp:
         )
         self.book = PolicyBook(store, policies, planner, metrics)
         folder = settings.audit_dir
+        if folder is not None:
+            watch_disk(self._registry, {"audit": folder})
         journal = AuditJournal(folder / _AUDIT_FILE if folder else None, settings.audit_max_records)
         self.audit = AuditLog(
             journal,

@@ -96,6 +96,8 @@ class RouterApp:
         self.table.on_change(self._desk.notice_change)
         self.table.on_change(self._describe_replicas)
         self._described_version = -1
+        # Seen since the start: of one that nobody serves any more the operator must hear.
+        self._models: set[str] = set()
         self._servicer = RouterServicer(
             self._dispatcher,
             self.table,
@@ -201,6 +203,12 @@ class RouterApp:
             self._described_version = self.table.version
             self._prefixes.describe(self.table.all())
 
+    def _show_models(self, now_s: float) -> None:
+        self._models.update(model for it in self.table.all() for model in it.models)
+        for model in self._models:
+            num_ready = sum(it.is_ready(now_s) for it in self.table.serving(model))
+            self.metrics.ready_replicas.labels(model).set(num_ready)
+
     async def _watch_readiness(self) -> None:
         while True:
             now_s = self._clock.now_s()
@@ -208,6 +216,7 @@ class RouterApp:
             num_ready = sum(replica.is_ready(now_s) for replica in everyone)
             self.metrics.replicas.labels("ready").set(num_ready)
             self.metrics.replicas.labels("not_ready").set(len(everyone) - num_ready)
+            self._show_models(now_s)
             if (num_ready > 0) != self.lifecycle.is_ready and not self.lifecycle.stopping.is_set():
                 self.lifecycle.set_ready(num_ready > 0)
                 await self.rpc.set_ready(num_ready > 0)

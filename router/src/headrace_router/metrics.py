@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from headrace_common.errors import Deadline, NoReplica, QueueFull
 from headrace_common.metrics import LATENCY_BUCKETS_S
+from headrace_router.breaker import CLOSED, HALF_OPEN, OPEN
 
 _DECISION_BUCKETS_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.1)
 
@@ -22,6 +24,12 @@ class RouterMetrics:
             "headrace_router_replicas",
             "Replicas by whether they may get requests.",
             ["state"],
+            registry=registry,
+        )
+        self.ready_replicas = Gauge(
+            "headrace_router_model_ready_replicas",
+            "Replicas that may get requests for a model; a model once seen stays, with 0.",
+            ["model"],
             registry=registry,
         )
         self.watch_failures = Counter(
@@ -43,6 +51,9 @@ class RouterMetrics:
             ["reason"],
             registry=registry,
         )
+        # Zeros from the start: a series that begins at its first event has no rate at that event.
+        for refusal in (QueueFull, NoReplica, Deadline):
+            self.refusals.labels(refusal.reason)
         self.decision_s = Histogram(
             "headrace_router_decision_seconds",
             "Time to evaluate one request against all replicas.",
@@ -87,6 +98,8 @@ class RouterMetrics:
             ["state"],
             registry=registry,
         )
+        for state in (OPEN, HALF_OPEN, CLOSED):
+            self.breaker_changes.labels(state)
         self.broken_replicas = Gauge(
             "headrace_router_broken_replicas",
             "Replicas whose breaker is open: they get no requests but a probe now and then.",
@@ -118,6 +131,7 @@ class RouterMetrics:
             ["result"],
             registry=registry,
         )
+        self.policy_reloads.labels("refused")
 
     def _make_peer_collectors(self, registry: CollectorRegistry) -> None:
         self.peer_routers = Gauge(
@@ -176,6 +190,5 @@ class RouterMetrics:
             ["reason"],
             registry=registry,
         )
-        # Zeros from the start: a series that begins at its first event has no rate at that event.
         for reason in ("start", "unknown", "gap", "reset", "malformed", "drift"):
             self.index_rescans.labels(reason)

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from headrace_billing import reconcile as module
 from headrace_billing.bookkeeper import Bookkeeper
+from headrace_billing.books_service import BooksService
 from headrace_billing.changes import ChangeFeed
 from headrace_billing.deliveries import Delivery
 from headrace_billing.desk import Desk
-from headrace_billing.reconcile import reconcile
+from headrace_billing.metrics import BillingMetrics
+from headrace_billing.reconcile import LogReader, reconcile
 from headrace_billing.store import Database
 from headrace_common.clock import SystemClock
+from headrace_contracts.billing.v1 import billing_pb2 as pb
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent, WorkerUsage
+from headrace_testing.clock import FakeClock
 from headrace_testing.usage_events import closed, opened, witnessed
 
 
@@ -56,3 +61,36 @@ async def test_prompts_of_one_request_are_looked_up_together(
     await book(database, witnessed("req_3#1"), witnessed("req_2#2", usage=few))
     wrong = await reconcile(desk, EmptyLog())
     assert (wrong.ok, wrong.num_witness_missing, wrong.num_witness_differs) == (False, 1, 1)
+
+
+class AbsentLog:
+    """A log that nobody serves."""
+
+    async def batches(self) -> AsyncIterator[Sequence[bytes]]:
+        """Yield one batch and fail."""
+        yield [b""]
+        raise OSError("away")
+
+
+async def test_what_was_found_is_a_metric(database: Database) -> None:
+    """An alert needs it; of a log that could not be read the last finding stands."""
+    registry, clock = CollectorRegistry(), FakeClock()
+    desk, metrics = Desk(database, ChangeFeed(database), clock), BillingMetrics(registry)
+
+    async def found(log: LogReader) -> list[float | None]:
+        books = BooksService(desk, log, metrics, clock)
+        await books.Reconcile(pb.ReconcileRequest(), None)
+        missing = "headrace_billing_reconcile_missing"
+        return [
+            registry.get_sample_value(missing, {"of": "log"}),
+            registry.get_sample_value(missing, {"of": "workers"}),
+            registry.get_sample_value("headrace_billing_reconcile_differing_requests"),
+            registry.get_sample_value("headrace_billing_reconciled_timestamp_seconds"),
+        ]
+
+    await book(database, witnessed("req_3"))
+    assert await found(AbsentLog()) == [0, 1, 0, 0]
+    assert await found(EmptyLog()) == [0, 1, 0, clock.unix_s()]
+    read_s = clock.unix_s()
+    clock.advance(60)
+    assert await found(AbsentLog()) == [0, 1, 0, read_s]

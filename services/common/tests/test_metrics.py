@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+import shutil
 import socket
 import struct
 import urllib.error
@@ -7,7 +9,7 @@ import urllib.request
 
 import pytest
 
-from headrace_common.metrics import ObservabilityServer, RpcMetrics, new_registry
+from headrace_common.metrics import ObservabilityServer, RpcMetrics, new_registry, watch_disk
 
 
 def get(port: int, path: str) -> tuple[int, str]:
@@ -38,6 +40,28 @@ def test_health_says_alive_while_ready_says_whether_work_is_welcome(port, readin
     assert get(port, "/ready")[0] == 503
     readiness["ready"] = True
     assert get(port, "/ready")[0] == 200
+
+
+def test_readiness_is_a_metric_too(port, readiness) -> None:
+    """An alert can tell a service that may get no work from one that is gone."""
+    assert "\nheadrace_ready 0.0\n" in get(port, "/metrics")[1]
+    readiness["ready"] = True
+    assert "\nheadrace_ready 1.0\n" in get(port, "/metrics")[1]
+
+
+def test_free_space_is_read_at_each_scrape_and_unknown_without_a_folder(tmp_path) -> None:
+    registry = new_registry()
+    later = tmp_path / "later"
+    watch_disk(registry, {"outbox": tmp_path, "audit": later})
+
+    def free_bytes(use: str) -> float | None:
+        return registry.get_sample_value("headrace_disk_free_bytes", {"use": use})
+
+    whole = shutil.disk_usage(tmp_path).total
+    assert 0 < free_bytes("outbox") <= whole
+    assert math.isnan(free_bytes("audit"))
+    later.mkdir()
+    assert 0 < free_bytes("audit") <= whole
 
 
 def test_metrics_are_served_in_prometheus_text(port) -> None:

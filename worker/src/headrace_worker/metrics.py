@@ -50,6 +50,9 @@ class WorkerMetrics:
             "Requests that ended, by outcome: stop, length, abort, failed, refused.",
             ("outcome",),
         )
+        # Zeros from the start: a series that begins at its first event has no rate at that event.
+        for outcome in ("failed", "refused"):
+            self.requests.labels(outcome)
         self.step_duration_s = seconds("step_duration", "Duration of an engine step.")
         self.queue_s = seconds("queue", "Time from accepted to scheduled.")
         self.ttft_s = seconds("ttft", "Time from accepted to the first token, at the worker.")

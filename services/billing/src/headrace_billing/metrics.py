@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from headrace_billing.bookkeeper import BatchResult
 from headrace_common.metrics import LATENCY_BUCKETS_S
+from headrace_contracts.billing.v1 import billing_pb2 as pb
 
 
 class BillingMetrics:
@@ -60,6 +61,7 @@ class BillingMetrics:
             registry=registry,
         )
         self._add_export(registry)
+        self._add_reconciliation(registry)
         self.batch_duration_s = Histogram(
             "headrace_billing_batch_duration_seconds",
             "Time to book one batch, its commit included.",
@@ -85,6 +87,35 @@ class BillingMetrics:
             "Of those, requests that the metering service refuses; tried again once an hour.",
             registry=registry,
         )
+
+    def _add_reconciliation(self, registry: CollectorRegistry) -> None:
+        self.reconcile_missing = Gauge(
+            "headrace_billing_reconcile_missing",
+            "What the last reconciliation missed in the books: events of the log, requests that "
+            "workers counted.",
+            ["of"],
+            registry=registry,
+        )
+        self.reconcile_differs = Gauge(
+            "headrace_billing_reconcile_differing_requests",
+            "Requests that the last reconciliation found booked with other counts than workers'.",
+            registry=registry,
+        )
+        self.reconciled_unix_s = Gauge(
+            "headrace_billing_reconciled_timestamp_seconds",
+            "When this process last compared log, workers and books whole; 0 = not yet.",
+            registry=registry,
+        )
+        for of in ("log", "workers"):
+            self.reconcile_missing.labels(of)
+
+    def reconciled(self, answer: pb.ReconcileResponse, unix_s: float) -> None:
+        """Show what a reconciliation found."""
+        self.reconcile_missing.labels("workers").set(answer.num_witness_missing)
+        self.reconcile_differs.set(answer.num_witness_differs)
+        if answer.log_was_read:
+            self.reconcile_missing.labels("log").set(answer.num_log_missing)
+            self.reconciled_unix_s.set(unix_s)
 
     def count(self, result: BatchResult, source: str) -> None:
         """Add what came of a batch."""

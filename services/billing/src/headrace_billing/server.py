@@ -89,7 +89,7 @@ class BillingServer:
         self._policies = PolicyNames(settings.guard_address)
         admin, accounts = AdminService(desk, self._policies), AccountsService(desk)
         ledger = LedgerService(self._database)
-        books = BooksService(desk, KafkaLog(settings.kafka_bootstrap))
+        books = BooksService(desk, KafkaLog(settings.kafka_bootstrap), self._metrics, clock)
         keys = KeysService(self._database, self._feed, self._last_used, clock)
         self._server = RpcServer(
             settings.listen,

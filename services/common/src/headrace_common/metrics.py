@@ -7,10 +7,13 @@ docs/METRICS.md is rendered from those. Label values come from small enums, neve
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
@@ -29,6 +32,32 @@ def new_registry() -> CollectorRegistry:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     return registry
+
+
+def show_ready(registry: CollectorRegistry, is_ready: Callable[[], bool]) -> None:
+    """Show what /ready says as a metric. *is_ready* is called on the HTTP thread."""
+    Gauge(
+        "headrace_ready", "1 while the service may get work, as /ready says.", registry=registry
+    ).set_function(is_ready)
+
+
+def watch_disk(registry: CollectorRegistry, folders: dict[str, Path]) -> None:
+    """Show the free space of folders that must not fill up, by what they are for."""
+    gauge = Gauge(
+        "headrace_disk_free_bytes",
+        "Free space where a service writes what must not be lost; NaN while there is no folder.",
+        ["use"],
+        registry=registry,
+    )
+    for use, folder in folders.items():
+        gauge.labels(use).set_function(partial(_free_bytes, folder))
+
+
+def _free_bytes(folder: Path) -> float:
+    try:
+        return float(shutil.disk_usage(folder).free)
+    except OSError:
+        return float("nan")
 
 
 class RpcMetrics:
@@ -54,7 +83,7 @@ class RpcMetrics:
 
 
 class ObservabilityServer:
-    """Serves /metrics, /health (the process lives) and /ready (it may get work).
+    """Serves /metrics, /health (the process lives) and /ready (it may get work; a metric too).
 
     Args:
         host: address to bind.
@@ -72,6 +101,8 @@ class ObservabilityServer:
         is_ready: Callable[[], bool],
         details: Callable[[], dict[str, bool]] = dict,
     ) -> None:
+        show_ready(registry, is_ready)
+
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 status, kind, body = _answer(self.path, registry, is_ready, details)
