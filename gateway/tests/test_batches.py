@@ -234,3 +234,15 @@ async def test_wrong_files_are_refused(fleet_parts: GatewayFleet) -> None:
         assert too_large.value.status_code == 413
         assert [one async for one in client.files.list()] == []
     await fleet_parts.close()
+
+
+async def test_results_find_room_whatever_the_bounds(fleet_parts: GatewayFleet) -> None:
+    """A batch ends though its results are larger than a file, and the project's room, may be."""
+    fleet_parts.settings |= {"file_max_bytes": 1024, "project_file_bytes": 1500}
+    await fleet_parts.start()
+    async with fleet_parts.openai() as client:
+        batch = await ended(client, await start(client, *[line(str(idx)) for idx in range(5)]))
+        assert len(await results(client, batch.output_file_id)) == 5
+        with pytest.raises(openai.BadRequestError):
+            await upload(client, line("no room"))
+    await fleet_parts.close()

@@ -85,7 +85,11 @@ class GatewaySettings(RpcServiceSettings):
         100 * 2**20, ge=1024, le=2**30, description="Largest file of requests. Bytes."
     )
     project_file_bytes: int = Field(
-        2**30, ge=1024, le=2**40, description="Room for all files of one project. Bytes."
+        2**30,
+        ge=1024,
+        le=2**40,
+        description="Room for all files of one project; results of batches are kept beyond it too, "
+        "uploads are not. Bytes.",
     )
     batch_concurrency: int = Field(
         4,

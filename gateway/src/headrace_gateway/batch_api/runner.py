@@ -31,7 +31,7 @@ from headrace_gateway.batch_api.input_lines import (
 )
 from headrace_gateway.batch_api.line_call import LineCaller
 from headrace_gateway.batch_api.stored_batches import LEASE_S, Batch, PendingLine, StoredBatches
-from headrace_gateway.batch_api.stored_files import StoredFiles
+from headrace_gateway.batch_api.stored_files import RESULTS, StoredFiles
 from headrace_gateway.principal import Principal
 
 _log = logging.getLogger(__name__)
@@ -297,9 +297,7 @@ class BatchRunner:
                 name = f"{batch.batch_id}_{kind}.jsonl"
                 pieces = self._result_pieces(batch.batch_id, succeeded=succeeded)
                 ttl_s = batch.body.get("output_ttl_s")
-                await self._parts.files.save(
-                    batch.owner, file_id, name, "batch_output", pieces, ttl_s
-                )
+                await self._parts.files.save(batch.owner, file_id, name, RESULTS, pieces, ttl_s)
                 ids[f"{kind}_file_id"] = file_id
         ids[f"{ending}_at"] = self._parts.batches.now_s()
         await self._parts.batches.move(batch.batch_id, ("finalizing",), ending, **ids)

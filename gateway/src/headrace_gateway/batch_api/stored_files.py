@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
+from sys import maxsize
 
 from sqlalchemy import Connection, RowMapping, Select, delete, func, insert, select, update
 
@@ -20,6 +21,7 @@ MIN_TTL_S, MAX_TTL_S = 3600, 30 * 86_400
 # A file whose upload broke off is swept so soon.
 _HALF_S = 3600
 _HIDDEN = -1
+RESULTS = "batch_output"
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class StoredFiles:
         """Keep a file under an id, also if an earlier try to write it broke off.
 
         Raises:
-            InvalidRequest: it is too large, or the project has no room for it.
+            InvalidRequest: it is too large, or the project has no room for it; never of results.
         """
         now_s = self._state.now_s()
         row = {
@@ -78,7 +80,9 @@ class StoredFiles:
             "expires_s": now_s + _HALF_S,
         }
         room = await self._state.write(lambda it: _begin(it, row, self.limits.project_bytes))
-        size_bytes = await self._write_chunks(file_id, pieces, min(room, self.limits.max_bytes))
+        # Results are paid for: they find room, and what they take is missing for uploads.
+        bound = maxsize if purpose == RESULTS else min(room, self.limits.max_bytes)
+        size_bytes = await self._write_chunks(file_id, pieces, bound)
         expires_s = now_s + min(ttl_s or self.limits.ttl_s, self.limits.ttl_s)
         done = {"size_bytes": size_bytes, "expires_s": expires_s}
         where = files.c.file_id == file_id
