@@ -11,6 +11,7 @@ import pytest
 
 from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH
 from headrace_contracts.usage.v1 import usage_pb2
+from headrace_gateway.batch_api.input_lines import MAX_LINE_BYTES
 from headrace_testing.fake_worker import MODEL
 from headrace_testing.gateway_fleet import GatewayFleet
 from headrace_testing.waiting import eventually
@@ -130,6 +131,14 @@ async def test_mistakes_are_told_by_line(fleet: GatewayFleet) -> None:
         (8, "invalid_line"),
     ]
     assert fleet.worker.requests == []
+
+
+async def test_a_line_too_long_is_told_by_its_number(fleet: GatewayFleet) -> None:
+    """Also where its end and the next line's beginning are read together."""
+    async with fleet.openai() as client:
+        long = line("b", user="x" * MAX_LINE_BYTES)
+        batch = await ended(client, await start(client, line("a"), long, line("c")), "failed")
+    assert [(it.line, it.code) for it in batch.errors.data] == [(2, "line_too_long")]
 
 
 async def test_a_batch_is_cancelled(fleet: GatewayFleet) -> None:

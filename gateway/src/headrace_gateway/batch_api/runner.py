@@ -322,8 +322,7 @@ async def _numbered(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, by
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
             line_no += 1
-            if len(line) > MAX_LINE_BYTES:
-                break
+            _check_length(line, line_no)
             if line_no == 1:
                 # Editors of some systems begin a file so.
                 line = line.removeprefix(BOM_UTF8)
@@ -333,9 +332,13 @@ async def _numbered(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, by
                     message = f"A batch may hold at most {MAX_LINES} requests."
                     raise LineError("too_many_requests", message, line_no)
                 yield line_no, line
-        if len(rest) > MAX_LINE_BYTES or any(len(line) > MAX_LINE_BYTES for line in lines):
-            message = f"A line may have at most {MAX_LINE_BYTES} bytes."
-            raise LineError("line_too_long", message, line_no + (1 if rest else 0))
+        _check_length(rest, line_no + 1)
+
+
+def _check_length(line: bytes, line_no: int) -> None:
+    if len(line) > MAX_LINE_BYTES:
+        message = f"A line may have at most {MAX_LINE_BYTES} bytes."
+        raise LineError("line_too_long", message, line_no)
 
 
 async def _with_end(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
