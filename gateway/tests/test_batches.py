@@ -163,6 +163,28 @@ async def test_a_batch_is_cancelled(fleet: GatewayFleet) -> None:
     await fleet.settled()
 
 
+async def test_a_revoked_key_ends_its_batch(fleet: GatewayFleet) -> None:
+    """What was answered, and is paid for, can still be had by the project's other keys."""
+    fleet.worker.switches.delay_per_token_s = 0.05
+    mine, key = fleet.new_key(project_id=fleet.key.project_id)
+    async with fleet.openai(mine) as owner, fleet.openai() as client:
+        batch_id = await start(owner, *[line(f"l{idx}") for idx in range(20)])
+
+        async def some_done() -> bool:
+            return (await client.batches.retrieve(batch_id)).request_counts.completed >= 2
+
+        await eventually(some_done, within_s=20)
+        fleet.billing.revoke(key.key_id)
+        batch = await ended(client, batch_id, "failed")
+        good = await results(client, batch.output_file_id)
+        rest = await results(client, batch.error_file_id)
+    assert [it.code for it in batch.errors.data] == ["invalid_api_key"]
+    assert len(good) >= 2
+    assert {one["error"]["code"] for one in rest} == {"batch_failed"}
+    assert len(good) + len(rest) == 20
+    await fleet.settled()
+
+
 async def test_a_batch_survives_its_gateway(fleet_parts: GatewayFleet) -> None:
     """Another process goes on: answered lines stay, the others run, each has one result."""
     await fleet_parts.start()

@@ -148,21 +148,19 @@ class BatchRunner:
         else:
             status = batch.status
         ended = {"cancelling": "cancelled", "finalizing": batch.body.get("ends_as", "completed")}
+        why: dict[str, object] = {}
         if status != "in_progress":
             ending = str(ended[status])
         else:
             try:
                 ending = await self._answer_lines(batch)
             except UnknownKey as error:
-                await self._fail(batch, LineError("invalid_api_key", error.public_message, None))
-                return
+                ending = "failed"
+                why = _told([LineError("invalid_api_key", error.public_message, None)])
         if status != "finalizing":
             await self._drop_rest(batch, ending)
-            now_s = self._parts.batches.now_s()
-            moved = await self._parts.batches.move(
-                batch.batch_id, (status,), "finalizing", finalizing_at=now_s, ends_as=ending
-            )
-            if not moved:
+            why |= {"finalizing_at": self._parts.batches.now_s(), "ends_as": ending}
+            if not await self._parts.batches.move(batch.batch_id, (status,), "finalizing", **why):
                 return
         await self._finalize(batch, ending)
 
@@ -197,21 +195,13 @@ class BatchRunner:
             errors.append(error)
         now_s = self._parts.batches.now_s()
         if errors:
-            told = {"object": "list", "data": [error.as_json() for error in errors]}
             await self._parts.batches.move(
-                batch.batch_id, ("validating",), "failed", errors=told, failed_at=now_s
+                batch.batch_id, ("validating",), "failed", **_told(errors), failed_at=now_s
             )
             return False
         await self._parts.batches.add_lines(batch.batch_id, waiting)
         return await self._parts.batches.move(
             batch.batch_id, ("validating",), "in_progress", in_progress_at=now_s
-        )
-
-    async def _fail(self, batch: Batch, error: LineError) -> None:
-        told = {"object": "list", "data": [error.as_json()]}
-        now_s = self._parts.batches.now_s()
-        await self._parts.batches.move(
-            batch.batch_id, ("in_progress",), "failed", errors=told, failed_at=now_s
         )
 
     # --- in progress ------------------------------------------------------------------------
@@ -345,6 +335,10 @@ async def _with_end(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     async for piece in pieces:
         yield piece
     yield b"\n"
+
+
+def _told(errors: list[LineError]) -> dict[str, object]:
+    return {"errors": {"object": "list", "data": [error.as_json() for error in errors]}}
 
 
 def _line_id(request_id: str) -> str:

@@ -2,7 +2,7 @@
 
 ::
 
-    validating --> in_progress --> finalizing --> completed | expired
+    validating --> in_progress --> finalizing --> completed | expired | failed
         |               '--> cancelling --> finalizing --> cancelled
         '--> failed
 
