@@ -12,6 +12,7 @@ import pytest
 from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway.batch_api.input_lines import MAX_LINE_BYTES
+from headrace_gateway.prompt import PromptEncoder
 from headrace_testing.fake_worker import MODEL
 from headrace_testing.gateway_fleet import GatewayFleet
 from headrace_testing.waiting import eventually
@@ -183,6 +184,25 @@ async def test_a_revoked_key_ends_its_batch(fleet: GatewayFleet) -> None:
     assert {one["error"]["code"] for one in rest} == {"batch_failed"}
     assert len(good) + len(rest) == 20
     await fleet.settled()
+
+
+async def test_a_line_that_breaks_the_gateway_holds_nothing_up(
+    fleet: GatewayFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistake of ours is that line's result; the others are answered."""
+    encode = PromptEncoder.encode_chat
+
+    def broken(encoder: PromptEncoder, messages: Any, *args: Any) -> Any:
+        if messages[-1]["content"] == "b":
+            raise ZeroDivisionError
+        return encode(encoder, messages, *args)
+
+    monkeypatch.setattr(PromptEncoder, "encode_chat", broken)
+    async with fleet.openai() as client:
+        batch = await ended(client, await start(client, line("a"), line("b"), line("c")))
+        (wrong,) = await results(client, batch.error_file_id)
+    assert (wrong["custom_id"], wrong["response"]["status_code"]) == ("b", 500)
+    assert batch.request_counts.completed == 2
 
 
 async def test_a_batch_survives_its_gateway(fleet_parts: GatewayFleet) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from headrace_common.errors import HeadraceError
+from headrace_common.errors import HeadraceError, Internal
 from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH
 from headrace_contracts.usage.v1.usage_pb2 import PRICE_TIER_BATCH
 from headrace_gateway.captured_exchange import CapturedExchange
 from headrace_gateway.principal import Principal
 from headrace_gateway.request_flow import RequestFlow
 from headrace_gateway.visit import Caller, Dialect, Visit
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class LineCaller:
         owner = replace(principal, priority=PRIORITY_BATCH)
         exchange, dialect = CapturedExchange(), self._dialects[url]
         visit: Visit | None = None
+        failure: HeadraceError
         try:
             reading = await dialect.read(body, Caller(request_id, owner, exchange))
             visit = Visit(
@@ -62,8 +66,13 @@ class LineCaller:
             )
             await self._flow.serve(visit)
         except HeadraceError as error:
-            retry_after_s = (error.retry_after_s or 1.0) if error.retryable else None
-            told = dialect.error_body(error, request_id)
-            was_opened = visit is not None and bool(visit.jobs)
-            return LineOutcome(error.http_status, told, retry_after_s, was_opened)
-        return LineOutcome(exchange.status, exchange.body, None, was_opened=True)
+            failure = error
+        except Exception:  # noqa: BLE001 - the edge: one line must not hold up its batch for ever
+            _log.exception("%s failed", request_id)
+            failure = Internal()
+        else:
+            return LineOutcome(exchange.status, exchange.body, None, was_opened=True)
+        retry_after_s = (failure.retry_after_s or 1.0) if failure.retryable else None
+        told = dialect.error_body(failure, request_id)
+        was_opened = visit is not None and bool(visit.jobs)
+        return LineOutcome(failure.http_status, told, retry_after_s, was_opened)
