@@ -120,6 +120,7 @@ async def test_mistakes_are_told_by_line(fleet: GatewayFleet) -> None:
             {**line("c"), "method": "GET"},
             line("d", stream=True),
             {"custom_id": "e"},
+            line("f\0"),
         )
         batch = await ended(client, batch_id, "failed")
     told = [(it.line, it.code) for it in batch.errors.data]
@@ -130,6 +131,7 @@ async def test_mistakes_are_told_by_line(fleet: GatewayFleet) -> None:
         (6, "invalid_method"),
         (7, "invalid_request"),
         (8, "invalid_line"),
+        (9, "invalid_custom_id"),
     ]
     assert fleet.worker.requests == []
 

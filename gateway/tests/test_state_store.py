@@ -13,6 +13,8 @@ from headrace_gateway.state import schema
 from headrace_gateway.state.migrations import NewerSchemaError
 from headrace_gateway.state.store import StateStore
 from headrace_testing.clock import FakeClock
+from headrace_testing.fake_worker import MODEL
+from headrace_testing.gateway_fleet import GatewayFleet
 
 
 @pytest.fixture
@@ -84,3 +86,24 @@ async def test_the_tables_work_on_postgresql(postgres_url: str, clock: FakeClock
     await store.write(lambda it: it.execute(insert(schema.stories), [_story("old", store.now_s())]))
     assert await store.sweep() == 1
     await store.close()
+
+
+async def test_a_nul_is_the_clients_mistake_on_postgresql(
+    postgres_url: str, fleet_parts: GatewayFleet
+) -> None:
+    """In ids, filters and bodies; what is kept as JSON may hold one."""
+    fleet_parts.settings["state_url"] = postgres_url
+    await fleet_parts.start()
+    ask = {"model": MODEL, "input": "x"}
+    batch = {"endpoint": "/v1/completions", "completion_window": "24h", "input_file_id": "a\0"}
+    async with fleet_parts.http() as http:
+        for path in ("files/a%00", "batches/a%00", "responses/a%00", "files?purpose=a%00"):
+            assert (await http.get(f"/v1/{path}")).status_code == 400, path
+        earlier = {**ask, "previous_response_id": "a\0"}
+        assert (await http.post("/v1/responses", json=earlier)).status_code == 400
+        assert (await http.post("/v1/batches", json=batch)).status_code == 400
+        labelled = {**ask, "input": "x\0", "metadata": {"a": "b\0"}}
+        made = (await http.post("/v1/responses", json=labelled)).json()
+        kept = (await http.get(f"/v1/responses/{made['id']}")).json()
+        assert kept["metadata"] == {"a": "b\0"}
+    await fleet_parts.close()

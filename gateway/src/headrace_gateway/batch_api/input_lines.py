@@ -76,8 +76,8 @@ def read_line(raw: bytes, line_no: int, endpoint: str, seen: Collection[str]) ->
     except (msgspec.DecodeError, RecursionError):
         message = "This line is not valid JSON."
         raise LineError("invalid_json_line", message, line_no) from None
-    if not 0 < len(line.custom_id) <= _MAX_ID:
-        message = f"custom_id must have 1 to {_MAX_ID} characters."
+    if not 0 < len(line.custom_id) <= _MAX_ID or "\0" in line.custom_id:
+        message = f"custom_id must have 1 to {_MAX_ID} characters, none of them NUL."
         raise LineError("invalid_custom_id", message, line_no, "custom_id")
     if line.custom_id in seen:
         message = f"The custom_id {line.custom_id[:60]!r} was used on an earlier line."

@@ -13,9 +13,11 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection, Table, delete, select
+from sqlalchemy.exc import DataError
 
 from headrace_common.clock import Clock
 from headrace_common.database import SqlDatabase
+from headrace_common.errors import InvalidRequest
 from headrace_gateway.principal import Principal
 from headrace_gateway.state import schema
 from headrace_gateway.state.migrations import migrate
@@ -64,19 +66,27 @@ class StateStore:
         """Run *work* in a transaction that may write.
 
         Raises:
+            InvalidRequest: PostgreSQL takes no NUL in a text.
             Unavailable: the database cannot do it now.
         """
         await self._ensure_tables()
-        return await self._database.write(work)
+        try:
+            return await self._database.write(work)
+        except DataError as error:
+            raise _not_storable() from error
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Run *work* on one unchanging view of the data.
 
         Raises:
+            InvalidRequest: PostgreSQL takes no NUL in a text.
             Unavailable: the database cannot do it now.
         """
         await self._ensure_tables()
-        return await self._database.read(work)
+        try:
+            return await self._database.read(work)
+        except DataError as error:
+            raise _not_storable() from error
 
     async def keep(self) -> None:
         """Make the tables, then sweep what has expired; run under `supervise`."""
@@ -105,6 +115,10 @@ class StateStore:
             if not self._migrated:
                 await self._database.write(migrate)
                 self._migrated = True
+
+
+def _not_storable() -> InvalidRequest:
+    return InvalidRequest("A name or id holds a character that none may hold, such as NUL.")
 
 
 def _expired(connection: Connection, table: Table, now_s: int) -> list[str | bytes]:
