@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
-from sqlalchemy import insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
+from headrace_gateway.batch_api.stored_batches import StoredBatches
 from headrace_gateway.state import schema
+from headrace_gateway.state.idempotency_records import LEASE_S, ClaimKind, IdempotencyRecords
 from headrace_gateway.state.migrations import NewerSchemaError
-from headrace_gateway.state.store import StateStore
+from headrace_gateway.state.store import Owner, StateStore
 from headrace_testing.clock import FakeClock
 from headrace_testing.fake_worker import MODEL
 from headrace_testing.gateway_fleet import GatewayFleet
+
+T = TypeVar("T")
+# One side of a race, given its store.
+Race = Callable[[StateStore], Awaitable[Any]]
 
 
 @pytest.fixture
@@ -107,3 +115,90 @@ async def test_a_nul_is_the_clients_mistake_on_postgresql(
         kept = (await http.get(f"/v1/responses/{made['id']}")).json()
         assert kept["metadata"] == {"a": "b\0"}
     await fleet_parts.close()
+
+
+class HeldStore(StateStore):
+    """Ends no transaction before it is told to."""
+
+    def __init__(self, url: str, clock: FakeClock) -> None:
+        super().__init__(url, clock)
+        self.has_worked, self.may_end = threading.Event(), threading.Event()
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        """Do the work, then hold its locks."""
+
+        def held(connection: Connection) -> T:
+            done = work(connection)
+            self.has_worked.set()
+            self.may_end.wait(5)
+            return done
+
+        return await super().write(held)
+
+
+@pytest.fixture
+async def race(
+    postgres_url: str, clock: FakeClock
+) -> AsyncIterator[Callable[[Race, Race], Awaitable[tuple[Any, Any]]]]:
+    """Runs a transaction up to its end, then another beside it; returns what came of both."""
+    held, other = HeldStore(postgres_url, clock), StateStore(postgres_url, clock)
+
+    async def run(first: Race, second: Race) -> tuple[Any, Any]:
+        ahead = asyncio.create_task(first(held))
+        await asyncio.to_thread(held.has_worked.wait, 5)
+        behind = asyncio.create_task(second(other))
+        await asyncio.sleep(0.2)
+        held.may_end.set()
+        return await ahead, await behind
+
+    await other.sweep()
+    yield run
+    await held.close()
+    await other.close()
+
+
+async def test_one_process_takes_a_dead_ones_request_over(
+    race: Callable[[Race, Race], Awaitable[tuple[Any, Any]]], postgres_url: str, clock: FakeClock
+) -> None:
+    """Of two that come together the second finds it running."""
+    store = StateStore(postgres_url, clock)
+    await IdempotencyRecords(store, 600).claim(b"r", b"body", "req_1")
+    clock.advance(LEASE_S + 1)
+    first, second = await race(
+        lambda it: IdempotencyRecords(it, 600).claim(b"r", b"body", "req_2"),
+        lambda it: IdempotencyRecords(it, 600).claim(b"r", b"body", "req_3"),
+    )
+    assert (first.kind, second.kind) == (ClaimKind.OWN, ClaimKind.RUNNING)
+    await store.close()
+
+
+async def test_a_batch_that_moves_while_it_is_cancelled_keeps_both(
+    race: Callable[[Race, Race], Awaitable[tuple[Any, Any]]], postgres_url: str, clock: FakeClock
+) -> None:
+    """Neither change of its object is lost, whichever comes first."""
+    owner, store = Owner("t", "p"), StateStore(postgres_url, clock)
+    batches = StoredBatches(store, 600)
+    await batches.add(owner, b"key", {"id": "b"}, store.now_s() + 600)
+    has_moved, _ = await race(
+        lambda it: StoredBatches(it, 600).move("b", ("validating",), "in_progress", at=5),
+        lambda it: StoredBatches(it, 600).want_cancel(owner, "b"),
+    )
+    found = await batches.find(owner, "b")
+    assert has_moved
+    assert (found["status"], found["at"], "cancelling_at" in found) == ("cancelling", 5, True)
+    await store.close()
+
+
+async def test_a_batch_that_is_cancelled_does_not_move_on(
+    race: Callable[[Race, Race], Awaitable[tuple[Any, Any]]], postgres_url: str, clock: FakeClock
+) -> None:
+    """Who would move it learns that it did not."""
+    owner, store = Owner("t", "p"), StateStore(postgres_url, clock)
+    batches = StoredBatches(store, 600)
+    await batches.add(owner, b"key", {"id": "b"}, store.now_s() + 600)
+    _, has_moved = await race(
+        lambda it: StoredBatches(it, 600).want_cancel(owner, "b"),
+        lambda it: StoredBatches(it, 600).move("b", ("validating",), "in_progress", at=5),
+    )
+    assert not has_moved
+    await store.close()

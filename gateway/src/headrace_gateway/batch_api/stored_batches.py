@@ -130,7 +130,7 @@ class StoredBatches:
                 batches.c.batch_id == batch_id,
                 batches.c.status.in_(("validating", "in_progress")),
             )
-            body = connection.scalar(select(batches.c.body).where(*where))
+            body = connection.scalar(select(batches.c.body).where(*where).with_for_update())
             if body is not None:
                 changed = {**orjson.loads(body), "cancelling_at": now_s}
                 values = {"status": "cancelling", "body": orjson.dumps(changed)}
@@ -189,7 +189,7 @@ class StoredBatches:
 
         def work(connection: Connection) -> bool:
             where = (batches.c.batch_id == batch_id, batches.c.status.in_(expected))
-            body = connection.scalar(select(batches.c.body).where(*where))
+            body = connection.scalar(select(batches.c.body).where(*where).with_for_update())
             if body is None:
                 return False
             changed = {**orjson.loads(body), **fields}
