@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import openai
 import pytest
+from sqlalchemy import Connection
 
 from headrace_contracts.usage.v1 import usage_pb2
+from headrace_gateway.responses_api.kept import LEASE_S, KeptResponses
+from headrace_gateway.state.store import Owner, StateStore
+from headrace_testing.clock import FakeClock
 from headrace_testing.fake_worker import MODEL, saying
 from headrace_testing.gateway_fleet import GatewayFleet
 from headrace_testing.waiting import eventually
 
+T = TypeVar("T")
 IMAGE = [{"type": "input_image"}]
 
 
@@ -135,6 +142,42 @@ async def test_a_background_response_is_cancelled(fleet: GatewayFleet) -> None:
     await fleet.settled()
     assert fleet.worker.cancelled
     assert fleet.usage.closed_events()[0].ending == usage_pb2.ENDING_CLIENT_GONE
+
+
+def _queued(status: str = "queued") -> dict[str, Any]:
+    return {"id": "resp_1", "status": status, "previous_response_id": None}
+
+
+async def test_a_response_ends_once(tmp_path: Path, clock: FakeClock) -> None:
+    """Told as failed since nobody seemed to work on it, it stays so, whoever turns up later."""
+    state, owner = StateStore(f"sqlite:///{tmp_path / 's.sqlite3'}", clock), Owner("t", "p")
+    kept = KeptResponses(state, 600)
+    await kept.keep(owner, _queued(), [], "req_1")
+    clock.advance(LEASE_S + 1)
+    assert (await kept.find(owner, "resp_1")).response["status"] == "failed"
+    assert not await kept.finish(_queued("cancelled"))
+    assert (await kept.find(owner, "resp_1")).response["status"] == "failed"
+    await state.close()
+
+
+async def test_who_looks_spoils_no_end(tmp_path: Path, clock: FakeClock) -> None:
+    """The answer comes in the moment in which it is found to be late: it is told and stays."""
+    url, owner = f"sqlite:///{tmp_path / 's.sqlite3'}", Owner("t", "p")
+
+    class Late(StateStore):
+        async def read(self, work: Callable[[Connection], T]) -> T:
+            found = await super().read(work)
+            await kept.finish(_queued("completed"))
+            return found
+
+    state, late = StateStore(url, clock), Late(url, clock)
+    kept = KeptResponses(state, 600)
+    await kept.keep(owner, _queued(), [], "req_1")
+    clock.advance(LEASE_S + 1)
+    for store in (late, state):
+        found = await KeptResponses(store, 600).find(owner, "resp_1")
+        assert (found.response["status"], found.is_finished) == ("completed", True)
+        await store.close()
 
 
 async def test_what_is_not_offered_is_an_unknown_url(fleet: GatewayFleet) -> None:

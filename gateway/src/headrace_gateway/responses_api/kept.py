@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
-from sqlalchemy import Connection, RowMapping, delete, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, delete, select, update
 
 from headrace_common.database import put
 from headrace_common.errors import InvalidRequest, NotFound
@@ -65,11 +64,12 @@ class KeptResponses:
         }
         await self._state.write(lambda it: put(it, table, [row]))
 
-    async def finish(self, response: Json) -> None:
-        """Replace a kept response by its finished state. One that was deleted stays so."""
+    async def finish(self, response: Json, *where: ColumnElement[bool]) -> bool:
+        """Replace a kept response by its finished state; False = it had ended or was deleted."""
         values = {"body": orjson.dumps(response), "lease_until_s": 0}
-        where = table.c.response_id == response["id"]
-        await self._state.write(lambda it: it.execute(update(table).where(where).values(values)))
+        running = (table.c.response_id == response["id"], table.c.lease_until_s > 0)
+        changed = update(table).where(*running, *where).values(values)
+        return await self._state.write(lambda it: it.execute(changed).rowcount > 0)
 
     async def renew(self, response_id: str) -> bool:
         """Show that somebody works on it; return whether it should be cancelled."""
@@ -97,12 +97,13 @@ class KeptResponses:
         row = await self._state.read(lambda it: _row(it, owner, response_id))
         if row is None:
             raise _not_found(response_id)
-        kept = _kept(row)
-        if not kept.is_finished and row["lease_until_s"] <= self._state.now_s():
-            kept.response.update(status="failed", error=_INTERRUPTED)
-            await self.finish(kept.response)
-            return Kept(kept.response, kept.input_items, kept.previous_id, is_finished=True)
-        return kept
+        kept, now_s = _kept(row), self._state.now_s()
+        if kept.is_finished or row["lease_until_s"] > now_s:
+            return kept
+        kept.response.update(status="failed", error=_INTERRUPTED)
+        await self.finish(kept.response, table.c.lease_until_s <= now_s)
+        # As it is now: whoever worked on it may have been quicker.
+        return await self.find(owner, response_id)
 
     async def want_cancel(self, response_id: str) -> None:
         """Ask whoever works on it to stop."""
@@ -145,7 +146,7 @@ class KeptResponses:
         return items
 
 
-def _owned(owner: Owner) -> tuple[Any, Any]:  # Any: SQL conditions
+def _owned(owner: Owner) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
     return table.c.tenant_id == owner.tenant_id, table.c.project_id == owner.project_id
 
 
