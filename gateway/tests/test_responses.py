@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import openai
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
+from headrace_common.clock import SystemClock
 from headrace_contracts.usage.v1 import usage_pb2
+from headrace_gateway.responses_api import kept_events
+from headrace_gateway.responses_api.event_log import EventLog
 from headrace_gateway.responses_api.kept import LEASE_S, KeptResponses
+from headrace_gateway.responses_api.kept_events import KeptEvents
+from headrace_gateway.state import schema
 from headrace_gateway.state.store import Owner, StateStore
 from headrace_testing.clock import FakeClock
 from headrace_testing.fake_worker import MODEL, saying
@@ -178,6 +184,47 @@ async def test_who_looks_spoils_no_end(tmp_path: Path, clock: FakeClock) -> None
         found = await KeptResponses(store, 600).find(owner, "resp_1")
         assert (found.response["status"], found.is_finished) == ("completed", True)
         await store.close()
+
+
+@pytest.mark.parametrize("start", [0, 1])
+async def test_a_stream_whose_process_died_is_ended(
+    tmp_path: Path, clock: FakeClock, start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the response as it is kept, also for who has seen all that came before."""
+    monkeypatch.setattr(kept_events, "_POLL_S", 0.01)
+    state = StateStore(f"sqlite:///{tmp_path / 's.sqlite3'}", clock)
+    kept, events, owner = KeptResponses(state, 600), KeptEvents(state, 600), Owner("t", "p")
+    await kept.keep(owner, _queued(), [], "req_1")
+    log = EventLog(10.0)
+    log.tell("response.created", _queued())
+    await events.keep("resp_1", log)
+    await kept.finish(_queued("completed"))
+    find = partial(kept.find, owner, "resp_1")
+    told = b"".join([it async for it in events.follow(find, "resp_1", start)])
+    assert told.count(b"event: ") == 2 - start
+    assert b"event: response.completed\n" in told
+    await state.close()
+
+
+async def test_of_a_deleted_response_nothing_stays(fleet: GatewayFleet) -> None:
+    """Nor do the events come back that its process had not written yet."""
+    fleet.worker.switches.delay_per_token_s = 0.05
+    async with fleet.openai() as client:
+        stream = await client.responses.create(
+            model=MODEL, input="hi", background=True, stream=True
+        )
+        events = aiter(stream)
+        begun = await anext(events)
+        while (await anext(events)).type != "response.output_text.delta":
+            pass
+        await client.responses.delete(begun.response.id)
+        assert [event.type async for event in events][-1] == "response.failed"
+    await fleet.settled()
+    await fleet.restart_gateway()
+    state = StateStore(f"sqlite:///{fleet.folder}/state.sqlite3", SystemClock())
+    asked = (select(schema.responses), select(schema.response_events))
+    assert await state.read(lambda it: [it.execute(one).all() for one in asked]) == [[], []]
+    await state.close()
 
 
 async def test_what_is_not_offered_is_an_unknown_url(fleet: GatewayFleet) -> None:

@@ -80,7 +80,7 @@ class BackgroundResponses:
 
     async def is_streamed(self, response_id: str) -> bool:
         """Whether a response has events to read."""
-        return bool(await self._events.read(response_id, 0))
+        return await self._events.has_any(response_id)
 
     def cancel(self, response_id: str) -> None:
         """Stop one at once if it runs here."""

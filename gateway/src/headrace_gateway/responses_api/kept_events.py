@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select
 
 from headrace_common.database import put
 from headrace_gateway.responses_api.event_log import EventLog, event_of
 from headrace_gateway.responses_api.kept import Kept
 from headrace_gateway.responses_api.sink import KEEP_ALIVE
 from headrace_gateway.state.schema import response_events as table
+from headrace_gateway.state.schema import responses
 from headrace_gateway.state.store import StateStore
 
 _POLL_S = 0.25
@@ -48,21 +49,33 @@ class KeptEvents:
             "events": b"".join(events),
             "expires_s": self._state.now_s() + self._ttl_s,
         }
-        await self._state.write(lambda it: put(it, table, [row]))
+        mine = select(responses.c.response_id).where(responses.c.response_id == response_id)
+
+        def work(connection: Connection) -> None:
+            # Locked, so that of one that is deleted meanwhile nothing stays.
+            if connection.scalar(mine.with_for_update()) is not None:
+                put(connection, table, [row])
+
+        await self._state.write(work)
         log.num_kept = first + len(events)
 
-    async def read(self, response_id: str, start: int) -> list[bytes]:
-        """Return the events from a number on, as far as they are there."""
+    async def has_any(self, response_id: str) -> bool:
+        """Whether there are events of a response."""
+        asked = select(table.c.first_number).where(table.c.response_id == response_id).limit(1)
+        return await self._state.read(lambda it: it.scalar(asked)) is not None
+
+    async def read(self, response_id: str, start: int) -> tuple[list[bytes], bool]:
+        """Return the events from a number on, as far as they are there, and if the last is."""
         own, first = table.c.response_id == response_id, table.c.first_number
         # The row that holds the number, or the last one.
         since = select(func.max(first)).where(own, first <= start).scalar_subquery()
         asked = select(table).where(own, first >= since).order_by(first)
         rows = await self._state.read(lambda it: it.execute(asked).mappings().all())
         if not rows:
-            return []
+            return [], False
         text = b"".join(row["events"] for row in rows)
         pieces = [piece + b"\n\n" for piece in text.split(b"\n\n") if piece]
-        return pieces[start - rows[0]["first_number"] :]
+        return pieces[start - rows[0]["first_number"] :], pieces[-1].startswith(_LAST_KINDS)
 
     async def follow(
         self, find: Callable[[], Awaitable[Kept]], response_id: str, start: int
@@ -72,19 +85,21 @@ class KeptEvents:
         Raises:
             NotFound: the response was deleted meanwhile.
         """
-        last, num_polls, num_silent = b"", 0, 0
+        num_polls = num_silent = 0
         while True:
             found = await find()
-            events = await self.read(response_id, start)
+            events, is_over = await self.read(response_id, start)
             if events:
-                start, last, num_silent = start + len(events), events[-1], 0
+                start, num_silent = start + len(events), 0
                 yield b"".join(events)
+            if is_over:
+                return
             if found.is_finished:
                 num_polls += 1
-                if last.startswith(_LAST_KINDS) or (num_polls > 1 and not last and not events):
-                    return
                 if num_polls >= _LAST_POLLS:
-                    yield event_of("response.failed", found.response, start)
+                    status = found.response["status"]
+                    ending = status if status in ("completed", "incomplete") else "failed"
+                    yield event_of(f"response.{ending}", found.response, start)
                     return
             num_silent += 1
             if num_silent % _KEEP_ALIVE_POLLS == 0:
