@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 
 import pytest
@@ -47,4 +48,14 @@ async def test_a_limiter_that_does_not_answer_is_given_up() -> None:
         client = RateLimitClient(server.address, 0.05)
         with pytest.raises(Deadline):
             await client.admit(pb.AdmitRequest(lease_id="a", tenant_id="t", lease_ms=1000))
+        await client.close()
+
+
+async def test_a_limiter_that_takes_no_connection_is_given_up_as_fast() -> None:
+    """Frozen from the beginning: its kernel says yes, nobody greets."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = RateLimitClient(f"127.0.0.1:{silent.getsockname()[1]}", 0.05)
+        for _ in range(2):
+            with pytest.raises(Deadline):
+                await client.admit(pb.AdmitRequest(lease_id="a", tenant_id="t", lease_ms=1000))
         await client.close()

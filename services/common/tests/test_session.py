@@ -23,6 +23,7 @@ from headrace_common.errors import (
     Unimplemented,
     from_reason,
 )
+from headrace_common.frame_socket import SILENCE_S
 from headrace_common.rpc import Call, MethodRef, call_stream, call_unary, method_ref, open_channel
 from headrace_common.rpc_server import RpcServer
 from headrace_common.session import WINDOW, SessionCall, SessionClient
@@ -36,6 +37,7 @@ from headrace_contracts.guard.v1.guard_pb2 import (
 )
 from headrace_contracts.session.v1.session_pb2 import Item
 from headrace_contracts.worker.v1 import worker_pb2
+from headrace_testing.freezable import FreezableWay
 from headrace_testing.waiting import eventually
 
 GUARD = guard_pb2.DESCRIPTOR.services_by_name["Guard"]
@@ -339,6 +341,78 @@ async def test_only_the_first_callers_wait_for_a_peer_that_does_not_answer(monke
     await eventually(answers)
     await client.close()
     await server.stop(0)
+
+
+@pytest.mark.parametrize("scheme", ["", "grpc://"])
+async def test_a_frozen_peer_costs_its_clients_patience_once(peer, scheme) -> None:
+    """Far less than the silence that ends a connection; thawed, it serves as before."""
+    async with FreezableWay(peer.address) as way:
+        client = SessionClient(scheme + way.address, patience_s=0.2)
+        assert (await client.unary(UNARY, ask("echo:x"), timeout_s=30)).verdict.reason == "x"
+        way.freeze()
+        began_s = time.monotonic()
+        with pytest.raises(ReplicaLost):
+            await client.unary(UNARY, ask("echo:y"), timeout_s=30)
+        assert time.monotonic() - began_s < SILENCE_S / 2
+        with pytest.raises(ReplicaLost):
+            # The next one is told so without waiting at all.
+            client.unary(UNARY, ask("echo:y"), timeout_s=30).send(None)
+        way.thaw()
+
+        async def answers() -> bool:
+            try:
+                answer = await client.unary(UNARY, ask("echo:z"), timeout_s=30)
+            except ReplicaLost:
+                return False
+            return answer.verdict.reason == "z"
+
+        await eventually(answers)
+        await client.close()
+
+
+async def test_a_peer_that_lives_is_waited_for(peer, monkeypatch) -> None:
+    """However long its answer takes; and the call's own time still counts."""
+    monkeypatch.setattr(session, "_LOOK_AFTER_S", 0.01)
+    monkeypatch.setattr(session, "_LOOK_AGAIN_S", 0.01)
+    asked: list[float] = []
+    ask_for_life = session._ClientStream.ask_for_life
+
+    def noted(stream: session._ClientStream) -> float:
+        asked.append(ask_for_life(stream))
+        return asked[-1]
+
+    monkeypatch.setattr(session._ClientStream, "ask_for_life", noted)
+    client = SessionClient(peer.address, patience_s=0.2)
+    waiting = asyncio.create_task(client.unary(UNARY, ask("wait:done"), timeout_s=30))
+    await eventually(lambda: len(asked) >= 2)
+    peer.guard.gate.set()
+    assert (await waiting).verdict.reason == "done"
+    with pytest.raises(Deadline):
+        await client.unary(UNARY, ask("hang"), timeout_s=0.3)
+    await client.close()
+
+
+async def test_many_waiting_calls_ask_one_question(peer, monkeypatch) -> None:
+    """An overloaded peer is not burdened by being asked how it is."""
+    monkeypatch.setattr(session, "_LOOK_AFTER_S", 0.05)
+    questions: list[Item] = []
+    handle = SessionServicer._handle
+
+    def noted(servicer: SessionServicer, item: Item, *rest: object) -> None:
+        if item.method == session._LIFE:
+            questions.append(item)
+        handle(servicer, item, *rest)
+
+    monkeypatch.setattr(SessionServicer, "_handle", noted)
+    client = SessionClient(peer.address, patience_s=0.2)
+    calls = [
+        asyncio.create_task(client.unary(UNARY, ask("wait:done"), timeout_s=30)) for _ in range(100)
+    ]
+    await eventually(lambda: questions)
+    peer.guard.gate.set()
+    await asyncio.gather(*calls)
+    assert len(questions) == 1
+    await client.close()
 
 
 async def test_closing_ends_a_try_to_connect_and_those_who_wait_for_it() -> None:

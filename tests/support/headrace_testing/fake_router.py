@@ -30,17 +30,20 @@ class FakeRouter:
 
     Attributes:
         refuse_with: raised by every pick, until set to None again.
+        gate: while it is not set, picks wait as in a queue.
         picks: every request taken.
         progress: every report taken, by request id.
         running: replica of each pick whose call has not ended, by request id.
     """
 
     refuse_with: HeadraceError | None = None
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
     picks: list[pb.PickRequest] = field(default_factory=list)
     progress: dict[str, list[pb.PickProgress]] = field(default_factory=dict)
     running: dict[str, ReplicaRef] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.gate.set()
         self._replicas: dict[str, pb.Replica] = {}
         self._decisions: dict[str, pb.Decision] = {}
         self._version = 0
@@ -85,6 +88,7 @@ class FakeRouter:
         self.picks.append(first.pick)
         if self.refuse_with is not None:
             raise self.refuse_with
+        await self.gate.wait()
         decision = self._decide(first.pick)
         request_id = first.pick.request_id
         self.running[request_id] = decision.replica

@@ -16,6 +16,8 @@ _LEDGER = pb.DESCRIPTOR.services_by_name["Ledger"]
 _SUM_USAGE = method_ref(_LEDGER, "SumUsage", pb.SumUsageRequest, pb.SumUsageResponse)
 _LIST_USAGE = method_ref(_LEDGER, "ListUsage", pb.ListUsageRequest, pb.ListUsageResponse)
 _TIMEOUT_S = 2.0
+# What is cached serves better than a frozen ledger.
+_PATIENCE_S = 0.3
 _USAGE_TIMEOUT_S = 10.0
 
 
@@ -23,7 +25,7 @@ class BillingClient:
     """Calls to billing."""
 
     def __init__(self, address: str) -> None:
-        self._session = SessionClient(address)
+        self._session = SessionClient(address, _PATIENCE_S)
 
     async def resolve_key(self, key_sha256: bytes) -> pb.Principal:
         """Return the owner of a key.

@@ -70,7 +70,11 @@ class RateLimitClient:
     ) -> pb.LimitAnswer:
         stream = self._stream
         if stream is None or not stream.is_open:
-            stream = await self._open()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    stream = await self._open()
+            except TimeoutError:
+                raise Deadline("The rate limiter takes no connection.") from None
         call_id = next(self._ids)
         parts = [_CALL_ID, varint(call_id), tag, with_length(request.SerializeToString())]
         if traceparent := sampled_traceparent():

@@ -19,6 +19,9 @@ _ASKED, _PROGRESS = (
     bytes_tag(pb.PickMessage.DESCRIPTOR.fields_by_name[it].number) for it in ("pick", "progress")
 )
 
+# It answers in milliseconds or lets the request queue: silence says that it is frozen or far
+# behind, and meanwhile the last list of replicas serves better, without a further burden on it.
+_PATIENCE_S = 0.3
 # Generated tokens between two reports: fairness and load are counted in hundreds.
 _PROGRESS_TOKENS = 32
 
@@ -67,7 +70,7 @@ class RouterClient:
     """Calls to the router."""
 
     def __init__(self, address: str) -> None:
-        self._session = SessionClient(address)
+        self._session = SessionClient(address, _PATIENCE_S)
 
     async def pick(self, request: pb.PickRequest, timeout_s: float) -> Pick:
         """Ask for a replica; the call stays open until `Pick.end`.

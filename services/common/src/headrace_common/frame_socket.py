@@ -46,7 +46,8 @@ class FrameSocket(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._beater: asyncio.TimerHandle | None = None
-        self._heard_s = 0.0
+        # Loop time at which the peer last said anything, beats included.
+        self.heard_s = 0.0
         self._received = bytearray()
         self._items: list[bytes] = []
         self._is_flushing = False
@@ -86,13 +87,13 @@ class FrameSocket(asyncio.Protocol):
         """Greet the peer."""
         self._transport = cast("asyncio.Transport", transport)
         self.is_open = True
-        self._heard_s = self._loop.time()
+        self.heard_s = self._loop.time()
         self._transport.write(self._preface + _BEAT)
         self._beater = self._loop.call_later(BEAT_S, self._beat)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; hand over the frames that are whole, in turns if they are many."""
-        self._heard_s = self._loop.time()
+        self.heard_s = self._loop.time()
         if not self.greeted.done():
             self.greeted.set_result(None)
         if self._is_resting:
@@ -188,7 +189,7 @@ class FrameSocket(asyncio.Protocol):
         self._transport.write(b"".join(pieces))
 
     def _beat(self) -> None:
-        if self._loop.time() - self._heard_s > SILENCE_S:
+        if self._loop.time() - self.heard_s > SILENCE_S:
             self.abort()
             return
         if self._transport is not None and not self.is_paused:

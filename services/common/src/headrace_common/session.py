@@ -16,6 +16,12 @@ An OPEN may carry the first message, and a message may say that it is the last (
 of the HALF_CLOSE or the END behind it: a call with one message each way is one item each way.
 A broken connection ends all its calls with `ReplicaLost`; the next call makes a new one.
 
+A frozen peer is lost after five seconds of silence (`frame_socket`). A client that has something
+else to turn to need not wait for that: it names its patience. A call that has had no answer for a
+tenth of a second then asks whether the peer lives at all, by a question that any server answers in
+the turn in which it comes; without a sign of life within the patience the call fails, and others
+at once, until something is heard. A slow answer of a living peer is waited for as ever.
+
 Long because a call and the stream it rides on share one protocol.
 """
 
@@ -23,9 +29,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import Any, Generic, Protocol
 
 from google.protobuf.descriptor import ServiceDescriptor
@@ -51,6 +58,15 @@ _CREDIT_EVERY = WINDOW // 2
 _CONNECT_TIMEOUT_S = 2.0
 # After a try that ran into the timeout, calls fail at once for so long.
 _UNREACHABLE_S = 0.5
+# With a patience: a call without an answer for so long looks whether its peer lives.
+_LOOK_AFTER_S = 0.1
+# A call that waits long looks again and again, and bears seconds of silence: one stall must not
+# send everything that queues at a peer elsewhere.
+_LOOK_AGAIN_S, _LONG_PATIENCE_S = 1.0, 2.0
+# A timer so late says that this process did not run: the sign of life may lie unread.
+_STALL_S = 0.05
+# No server has this method, and each says so at once.
+_LIFE = "headrace.session.v1.Session/IsAlive"
 
 
 def session_descriptor() -> ServiceDescriptor:
@@ -73,12 +89,14 @@ class SessionCall(Generic[Req, Res]):
     """
 
     __slots__ = (
+        "_due_s",
         "_ended",
         "_id",
         "_is_noted",
         "_is_over_there",
         "_loop",
         "_method",
+        "_patience_s",
         "_received",
         "_session",
         "_shortcut",
@@ -95,6 +113,7 @@ class SessionCall(Generic[Req, Res]):
         call_id: int,
         method: MethodRef[Req, Res],
         timeout_s: float | None,
+        patience_s: float | None = None,
     ) -> None:
         self._session, self._id, self._method = session, call_id, method
         self.ref = call_ref(call_id)
@@ -112,7 +131,13 @@ class SessionCall(Generic[Req, Res]):
         # Monotonic time at which the first answer came; None = none yet.
         self.first_answer_s: float | None = None
         # One timer for the call's life costs less than one for each message.
-        self._timer = None if timeout_s is None else self._loop.call_later(timeout_s, self._run_out)
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = None if timeout_s is None else self._loop.time() + timeout_s
+        self._patience_s = patience_s
+        if patience_s is None:
+            self._wait_for_end()
+        else:
+            self._wait_for(_LOOK_AFTER_S, self._look)
 
     async def __aenter__(self) -> SessionCall[Req, Res]:
         return self
@@ -255,6 +280,38 @@ class SessionCall(Generic[Req, Res]):
         elif self._received:
             waiter.set_result(True)
 
+    def _wait_for_end(self) -> None:
+        if self._due_s is not None:
+            self._timer = self._loop.call_at(self._due_s, self._run_out)
+
+    def _wait_for(self, delay_s: float, what: Callable[[], None]) -> None:
+        """Do *what* later, unless the call's time is over by then."""
+        if self._due_s is not None and self._due_s <= self._loop.time() + delay_s:
+            self._wait_for_end()
+        else:
+            self._timer = self._loop.call_later(delay_s, what)
+
+    def _look(self) -> None:
+        """See whether a peer that has not answered lives at all."""
+        if self.first_answer_s is not None or self._patience_s is None:
+            self._wait_for_end()
+            return
+        asked_s, due_s = self._session.ask_for_life(), self._loop.time() + self._patience_s
+        self._wait_for(self._patience_s, lambda: self._judge(asked_s, due_s))
+
+    def _judge(self, asked_s: float, due_s: float) -> None:
+        if self.first_answer_s is not None:
+            self._wait_for_end()
+        elif self._session.heard_s >= asked_s:
+            self._patience_s = _LONG_PATIENCE_S
+            self._wait_for(_LOOK_AGAIN_S, self._look)
+        elif self._loop.time() - due_s >= _STALL_S:
+            self._look()
+        else:
+            self._session.silent_at_s = self._loop.time()
+            self.cancel()
+            self.deliver(ReplicaLost("The peer gives no sign of life."))
+
     def _run_out(self) -> None:
         self.cancel()
         self.deliver(Deadline("The peer took too long."))
@@ -287,8 +344,9 @@ def _refuse(_item: bytes) -> None:
 class _ClientStream:
     """One life of a client's connection, and the calls on it."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, ids: Iterator[int]) -> None:
         self.loop = asyncio.get_running_loop()
+        self._ids = ids
         self.calls: dict[int, SessionCall[Any, Any]] = {}  # Any: whatever messages they have
         self._link = link_to(address, self._take, self._fail)
         # Adds an item to the next frame, or raises `ReplicaLost`.
@@ -297,6 +355,28 @@ class _ClientStream:
         self.noted: list[SessionCall[Any, Any]] = []
         # From the first answer until the connection is lost.
         self.is_open = False
+        self._asked_s = -math.inf
+        # When the peer gave no sign of life in time.
+        self.silent_at_s = -math.inf
+
+    @property
+    def heard_s(self) -> float:
+        return self._link.heard_s
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it gave no sign of life when it was asked, nor since."""
+        return self.silent_at_s > self._link.heard_s
+
+    def ask_for_life(self) -> float:
+        """Return the loop time from which on anything heard is a sign of life; ask if needed."""
+        now_s, heard_s = self.loop.time(), self._link.heard_s
+        if now_s - heard_s < _LOOK_AFTER_S:
+            return heard_s
+        if self._asked_s <= heard_s and self.is_open:
+            self._asked_s = now_s
+            self.put(opening(call_ref(next(self._ids)), _LIFE, None, None, "", is_only=True))
+        return self._asked_s
 
     async def connect(self) -> None:
         await self._link.connect()
@@ -330,10 +410,12 @@ class SessionClient:
 
     Args:
         address: host:port of an `RpcServer`; with grpc:// before it, over gRPC.
+        patience_s: how long a peer that owes an answer may be silent when asked for a sign of life;
+            None = until its connection is lost.
     """
 
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self, address: str, patience_s: float | None = None) -> None:
+        self.address, self._patience_s = address, patience_s
         self._stream: _ClientStream | None = None
         self._ids = itertools.count(1)
         # The try to connect that is under way. All who want to call wait for the same one.
@@ -360,8 +442,8 @@ class SessionClient:
             timeout_s: for the whole call, connecting included; None = no deadline.
 
         Raises:
-            ReplicaLost: the peer refuses connections, or did not answer within two seconds; the
-                next ones are told so at once, until it answers again.
+            ReplicaLost: the peer refuses connections, did not answer within two seconds, or gave no
+                sign of life; the next ones are told so at once, until it answers again.
             Deadline: connecting took the call's whole time.
         """
         stream = self._stream
@@ -370,8 +452,10 @@ class SessionClient:
             stream = await self._connected(timeout_s)
             if timeout_s is not None:
                 timeout_s = max(0.0, timeout_s - (time.monotonic() - began_s))
+        elif stream.is_silent:
+            raise ReplicaLost(f"The peer at {self.address} does not answer.")
         call_id = next(self._ids)
-        call = SessionCall(stream, call_id, method, timeout_s)
+        call = SessionCall(stream, call_id, method, timeout_s, self._patience_s)
         stream.calls[call_id] = call
         stream.put(
             opening(
@@ -417,6 +501,8 @@ class SessionClient:
         # Whoever comes just after a failed try need not try again at once.
         if time.monotonic() < self._unreachable_until_s:
             raise ReplicaLost(f"The peer at {self.address} cannot be reached.")
+        if self._stream is not None and self._stream.is_silent:
+            self._is_silent = True
         if self._trying is None:
             self._trying = asyncio.create_task(self._connect())
             self._trying.add_done_callback(self._tried)
@@ -439,7 +525,8 @@ class SessionClient:
     async def _connect(self) -> _ClientStream:
         if self._stream is not None:
             await self._stream.close()
-        stream = _ClientStream(self.address)
+            self._stream = None
+        stream = _ClientStream(self.address, self._ids)
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 await stream.connect()

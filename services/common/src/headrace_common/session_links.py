@@ -34,6 +34,11 @@ class SessionLink(Protocol):
         """Whether items still go out."""
         ...
 
+    @property
+    def heard_s(self) -> float:
+        """Loop time at which the peer last said anything."""
+        ...
+
     async def connect(self) -> None:
         """Connect, and wait until the peer has answered.
 
@@ -77,6 +82,11 @@ class TcpLink:
         """Whether items still go out."""
         return self._socket.is_open
 
+    @property
+    def heard_s(self) -> float:
+        """Loop time at which the peer last said anything."""
+        return self._socket.heard_s
+
     async def connect(self) -> None:
         """Connect, and wait for the peer's first beat."""
         host, port = split_address(self._address)
@@ -105,6 +115,8 @@ class GrpcLink:
         self._filled = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.is_open = False
+        # Loop time at which the peer last said anything.
+        self.heard_s = 0.0
 
     async def connect(self) -> None:
         """Wait until the channel is connected; a refused connection is told at once."""
@@ -154,6 +166,7 @@ class GrpcLink:
     async def _read(self, stream: grpc.aio.StreamStreamCall[Frame, Frame]) -> None:
         try:
             async for frame in stream:
+                self.heard_s = asyncio.get_running_loop().time()
                 self._on_frame(frame)
         except grpc.aio.AioRpcError:
             # Told to every call below.

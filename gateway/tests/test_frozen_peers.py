@@ -1,0 +1,105 @@
+"""A service that is frozen: it keeps its connections and says nothing. None is waited for long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from headrace_common.frame_socket import SILENCE_S
+from headrace_gateway.clients import billing
+from headrace_testing.freezable import FreezableWay
+from headrace_testing.gateway_fleet import GatewayFleet, chat_body
+from headrace_testing.waiting import eventually
+
+# Until then a frozen peer's connection stands; each of these requests takes a fraction of it.
+BOUND_S = SILENCE_S / 2
+
+
+@contextlib.asynccontextmanager
+async def way_to(fleet: GatewayFleet, service: str) -> AsyncIterator[FreezableWay]:
+    """Let the gateway reach a service by a way that can be frozen."""
+    async with FreezableWay(fleet.settings[f"{service}_address"]) as way:
+        fleet.settings[f"{service}_address"] = way.address
+        await fleet.restart_gateway()
+        yield way
+        way.thaw()
+        await fleet.stop()
+
+
+async def ask(fleet: GatewayFleet, key: str | None = None) -> tuple[httpx.Response, float]:
+    """Return an answer and the seconds that it took."""
+    began_s = time.monotonic()
+    async with fleet.http(key) as client:
+        answer = await client.post("/v1/chat/completions", json=chat_body())
+    return answer, time.monotonic() - began_s
+
+
+async def test_a_frozen_router_is_passed_by_and_taken_back(fleet: GatewayFleet) -> None:
+    """The last list of replicas serves; once it lives again, it chooses again."""
+    async with way_to(fleet, "router") as way:
+        assert (await ask(fleet))[0].status_code == 200
+        num_picks = len(fleet.router.picks)
+        way.freeze()
+        answers = await asyncio.gather(*(ask(fleet) for _ in range(5)))
+        answers.append(await ask(fleet))
+        assert {answer.status_code for answer, _ in answers} == {200}
+        assert max(took_s for _, took_s in answers) < BOUND_S
+        assert len(fleet.router.picks) == num_picks
+        way.thaw()
+
+        async def chooses() -> bool:
+            answer, _ = await ask(fleet)
+            picked = {pick.request_id for pick in fleet.router.picks}
+            return answer.headers["x-request-id"] in picked
+
+        await eventually(chooses)
+        await fleet.settled()
+
+
+async def test_a_router_that_lets_a_request_queue_is_waited_for(fleet: GatewayFleet) -> None:
+    """A queue is no silence: nobody may slip past it."""
+    async with way_to(fleet, "router"):
+        fleet.router.gate.clear()
+        asked = asyncio.create_task(ask(fleet))
+        await eventually(lambda: fleet.router.picks)
+        # Three times the gateway's patience.
+        done, _ = await asyncio.wait({asked}, timeout=1.2)
+        assert not done
+        assert fleet.worker.requests == []
+        fleet.router.gate.set()
+        assert (await asked)[0].status_code == 200
+
+
+async def test_a_frozen_guard_is_known_as_one(fleet: GatewayFleet) -> None:
+    """Closed keys are refused and open ones go on, long before the longest wait for a verdict."""
+    fleet.settings["guard_timeout_s"] = 30.0
+    open_key, _ = fleet.new_key(guard_fail_open=True)
+    async with way_to(fleet, "guard") as way:
+        assert (await ask(fleet))[0].status_code == 200
+        way.freeze()
+        refused, took_s = await ask(fleet)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "guard_unavailable")
+        assert took_s < BOUND_S
+        passed, took_s = await ask(fleet, open_key)
+        assert passed.status_code == 200
+        assert took_s < BOUND_S
+
+
+async def test_a_frozen_billing_delays_no_refusal(
+    fleet: GatewayFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a key that nobody has seen; what is known needs no billing."""
+    monkeypatch.setattr(billing, "_TIMEOUT_S", 30.0)
+    async with way_to(fleet, "billing") as way:
+        assert (await ask(fleet))[0].status_code == 200
+        key, _ = fleet.new_key()
+        way.freeze()
+        refused, took_s = await ask(fleet, key)
+        assert refused.status_code == 503
+        assert took_s < BOUND_S
+        assert (await ask(fleet))[0].status_code == 200
