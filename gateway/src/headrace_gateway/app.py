@@ -119,6 +119,7 @@ class Gateway:
             settings.billing_address,
             clock,
             OutboxMetrics(self.registry),
+            topic_replicas=settings.kafka_topic_replicas,
             num_seats=settings.outbox_seats,
         )
         watch_disk(self.registry, {"outbox": settings.outbox_dir})

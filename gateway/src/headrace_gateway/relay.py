@@ -80,8 +80,9 @@ class Ledger(Protocol):
 class KafkaSink:
     """The topic `usage.v1`, keyed by tenant. Every wait is bounded, whatever aiokafka does."""
 
-    def __init__(self, bootstrap_servers: str, client_id: str) -> None:
+    def __init__(self, bootstrap_servers: str, client_id: str, topic_replicas: int = 0) -> None:
         self._bootstrap, self._client_id = bootstrap_servers, client_id
+        self._topic_replicas = topic_replicas
         self._producer: AIOKafkaProducer | None = None
         self._sending = asyncio.Lock()
 
@@ -103,7 +104,7 @@ class KafkaSink:
     async def _connected(self) -> AIOKafkaProducer:
         if self._producer is None:
             # A broker that came back empty has forgotten the topic.
-            await ensure_topics(self._bootstrap, [USAGE_TOPIC])
+            await ensure_topics(self._bootstrap, [USAGE_TOPIC], self._topic_replicas)
             self._producer = producer(self._bootstrap, self._client_id)
             await self._producer.start()
         return self._producer

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field, SecretStr
 
-from headrace_common.settings import Address, RpcServiceSettings, config
+from headrace_common.settings import Address, RpcServiceSettings, TopicReplicas, config
 
 # With grpc:// before it, over gRPC instead of plain TCP.
 _PEER = r"^(grpc://)?[^\s:/]+:\d{1,5}$"
@@ -35,6 +35,7 @@ class GatewaySettings(RpcServiceSettings):
     kafka_bootstrap: str = Field(
         "127.0.0.1:9092", description="host:port,... of Kafka brokers for usage events."
     )
+    kafka_topic_replicas: TopicReplicas = 0
     outbox_dir: Path = Field(
         Path("outbox"), description="Folder of this process's usage log; survives restarts."
     )

@@ -61,13 +61,14 @@ class UsageLog:
         clock: Clock,
         metrics: OutboxMetrics,
         *,
+        topic_replicas: int = 0,
         num_seats: int = 0,
         max_bytes: int = DEFAULT_MAX_BYTES,
     ) -> UsageLog:
         """Wire the log to a folder, the broker and billing. None of them needs to be up."""
         outbox = Outbox(folder, clock, metrics, num_seats=num_seats, max_bytes=max_bytes)
         ledger = BillingLedger(billing_address)
-        sink = KafkaSink(kafka_bootstrap, "headrace-gateway")
+        sink = KafkaSink(kafka_bootstrap, "headrace-gateway", topic_replicas)
         log = cls(outbox, Relay(outbox, sink, ledger, clock, metrics), clock, metrics)
         log._ledger = ledger
         return log

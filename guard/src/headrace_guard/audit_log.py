@@ -41,6 +41,7 @@ class AuditLog:
         clock: time of records.
         metrics: what became of records.
         kafka_bootstrap: brokers; empty = records stay in the journal.
+        topic_replicas: see `ensure_topics`.
         max_waiting: records that may wait to be written.
         sent_grace_s: how long after a gateway's report the output's own record may come.
     """
@@ -52,11 +53,13 @@ class AuditLog:
         metrics: AuditMetrics,
         *,
         kafka_bootstrap: str,
+        topic_replicas: int = 0,
         max_waiting: int,
         sent_grace_s: float,
     ) -> None:
         self._journal, self._clock, self._metrics = journal, clock, metrics
         self._bootstrap, self._max_waiting = kafka_bootstrap, max_waiting
+        self._topic_replicas = topic_replicas
         self._sent_grace_s = sent_grace_s
         self._waiting: deque[pb.AuditRecord] = deque()
         # Request ids with the time from which they may be compared.
@@ -142,7 +145,7 @@ class AuditLog:
 
     async def _publish_all(self) -> None:
         async with asyncio.timeout(_SEND_TIMEOUT_S):
-            await ensure_topics(self._bootstrap, [GUARD_AUDIT_TOPIC])
+            await ensure_topics(self._bootstrap, [GUARD_AUDIT_TOPIC], self._topic_replicas)
         kafka = producer(self._bootstrap, f"guard-{self._journal.chain_id}")
         try:
             async with asyncio.timeout(_SEND_TIMEOUT_S):

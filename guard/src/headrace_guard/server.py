@@ -84,6 +84,7 @@ class GuardApp:
             clock,
             metrics.audit,
             kafka_bootstrap=settings.kafka_bootstrap,
+            topic_replicas=settings.kafka_topic_replicas,
             max_waiting=settings.audit_max_waiting,
             sent_grace_s=settings.sent_grace_s,
         )

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field, SecretStr
 
-from headrace_common.settings import RpcServiceSettings, config
+from headrace_common.settings import RpcServiceSettings, TopicReplicas, config
 
 
 class GuardSettings(RpcServiceSettings):
@@ -98,6 +98,7 @@ class GuardSettings(RpcServiceSettings):
     kafka_bootstrap: str = Field(
         "", description="Kafka brokers for topic guard.audit.v1; empty = it is not published."
     )
+    kafka_topic_replicas: TopicReplicas = 0
     sent_grace_s: float = Field(
         5.0,
         gt=0,

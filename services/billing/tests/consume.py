@@ -19,8 +19,7 @@ async def main(url: str, bootstrap: str, usage_topic: str, worker_topic: str) ->
         Database(url),
         SystemClock(),
         BillingMetrics(CollectorRegistry()),
-        usage_topic=usage_topic,
-        worker_topic=worker_topic,
+        topics=(worker_topic, usage_topic),
     )
     await supervise("consumer", consumer.run)
 

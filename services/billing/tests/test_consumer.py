@@ -45,8 +45,7 @@ class Scene:
             database,
             SystemClock(),
             BillingMetrics(self.registry),
-            usage_topic=self.usage_topic,
-            worker_topic=self.worker_topic,
+            topics=(self.worker_topic, self.usage_topic),
         )
 
     async def send(self, values: Sequence[bytes], topic: str = "", key: bytes = b"acme") -> None:
@@ -324,8 +323,7 @@ async def test_two_consumers_share_the_partitions_and_one_takes_over(scene: Scen
         scene.database,
         SystemClock(),
         BillingMetrics(CollectorRegistry()),
-        usage_topic=scene.usage_topic,
-        worker_topic=scene.worker_topic,
+        topics=(scene.worker_topic, scene.usage_topic),
     )
     for i in range(30):
         await scene.send(lives(10 * i, 10 * i + 10), key=f"tenant {i}".encode())

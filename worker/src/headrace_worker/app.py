@@ -114,7 +114,12 @@ class WorkerApp:
         )
         self._server = RpcServer(settings.listen, [(DESCRIPTOR, servicer)], RpcMetrics(registry))
         self._witness = (
-            UsageWitness(settings.kafka_bootstrap, settings.worker_id, self.metrics)
+            UsageWitness(
+                settings.kafka_bootstrap,
+                settings.worker_id,
+                self.metrics,
+                settings.kafka_topic_replicas,
+            )
             if settings.kafka_bootstrap
             else None
         )

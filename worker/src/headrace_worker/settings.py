@@ -10,7 +10,13 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, SecretStr
 
-from headrace_common.settings import OptionalAddress, RpcServiceSettings, SettingsError, config
+from headrace_common.settings import (
+    OptionalAddress,
+    RpcServiceSettings,
+    SettingsError,
+    TopicReplicas,
+    config,
+)
 
 
 def default_cache_dir() -> Path:
@@ -43,6 +49,7 @@ class _FleetMemberSettings(RpcServiceSettings):
     kafka_bootstrap: str = Field(
         "", description="host:port of Kafka for the worker's own usage records; empty = none."
     )
+    kafka_topic_replicas: TopicReplicas = 0
 
 
 class WorkerSettings(_FleetMemberSettings):

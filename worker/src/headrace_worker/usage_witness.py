@@ -26,10 +26,18 @@ class UsageWitness:
         bootstrap_servers: Kafka.
         client_id: name of this worker.
         metrics: counts what was sent and dropped.
+        topic_replicas: see `ensure_topics`.
     """
 
-    def __init__(self, bootstrap_servers: str, client_id: str, metrics: WorkerMetrics) -> None:
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        client_id: str,
+        metrics: WorkerMetrics,
+        topic_replicas: int = 0,
+    ) -> None:
         self._bootstrap_servers, self._client_id = bootstrap_servers, client_id
+        self._topic_replicas = topic_replicas
         self._metrics = metrics
         self._waiting: deque[WorkerUsage] = deque()
         self._filled = asyncio.Event()
@@ -63,7 +71,7 @@ class UsageWitness:
             self._metrics.usage_dropped.inc(len(self._waiting))
 
     async def _send_all(self) -> None:
-        await ensure_topics(self._bootstrap_servers, [WORKER_USAGE_TOPIC])
+        await ensure_topics(self._bootstrap_servers, [WORKER_USAGE_TOPIC], self._topic_replicas)
         kafka = producer(self._bootstrap_servers, self._client_id)
         try:
             await kafka.start()

@@ -76,8 +76,8 @@ class UsageConsumer:
         metrics: where to count.
         consumer_id: see `Shares`; drawn if not given.
         exports: see `Bookkeeper`.
-        usage_topic: topic of `UsageEvent`.
-        worker_topic: topic of `WorkerUsage`.
+        topic_replicas: see `ensure_topics`.
+        topics: those of `WorkerUsage` and of `UsageEvent`.
     """
 
     def __init__(
@@ -89,16 +89,16 @@ class UsageConsumer:
         *,
         consumer_id: str = "",
         exports: bool = False,
-        usage_topic: str = kafka_client.USAGE_TOPIC,
-        worker_topic: str = kafka_client.WORKER_USAGE_TOPIC,
+        topic_replicas: int = 0,
+        topics: tuple[str, str] = (kafka_client.WORKER_USAGE_TOPIC, kafka_client.USAGE_TOPIC),
     ) -> None:
-        self._bootstrap_servers = bootstrap_servers
+        self._bootstrap_servers, self._topic_replicas = bootstrap_servers, topic_replicas
         self._database = database
         self._clock = clock
         self._metrics = metrics
         # In this order in each batch: a witness is there before the close that may need it.
-        self._topics = (worker_topic, usage_topic)
-        self.bookkeeper = Bookkeeper(worker_topic, exports=exports)
+        self._topics = topics
+        self.bookkeeper = Bookkeeper(topics[0], exports=exports)
         self.shares = Shares(database, consumer_id or secrets.token_hex(8), clock)
         # All there are, and which of them this process reads.
         self._all_partitions: list[TopicPartition] = []
@@ -121,7 +121,9 @@ class UsageConsumer:
             Exception: whatever failed; calling again goes on where the books stand.
         """
         async with asyncio.timeout(_BROKER_TIMEOUT_S):
-            await kafka_client.ensure_topics(self._bootstrap_servers, list(self._topics))
+            await kafka_client.ensure_topics(
+                self._bootstrap_servers, list(self._topics), self._topic_replicas
+            )
         async with BrokerWatch(self._bootstrap_servers) as watch:
             consumer = kafka_client.consumer(self._bootstrap_servers, "headrace-billing")
             try:

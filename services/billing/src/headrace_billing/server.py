@@ -72,6 +72,7 @@ class BillingServer:
             self._metrics,
             consumer_id=_consumer_id(settings.listen),
             exports=bool(settings.export_url),
+            topic_replicas=settings.kafka_topic_replicas,
         )
         self._exporter = self._make_exporter(settings) if settings.export_url else None
         self._sweeper = Sweeper(

@@ -8,7 +8,13 @@ from typing import ClassVar
 from pydantic import Field, SecretStr
 
 from headrace_billing.export_format import Dialect
-from headrace_common.settings import Address, OptionalAddress, RpcServiceSettings, config
+from headrace_common.settings import (
+    Address,
+    OptionalAddress,
+    RpcServiceSettings,
+    TopicReplicas,
+    config,
+)
 
 
 class BillingSettings(RpcServiceSettings):
@@ -23,6 +29,7 @@ class BillingSettings(RpcServiceSettings):
     kafka_bootstrap: str = Field(
         min_length=3, description="host:port[,host:port] of the brokers that carry usage events."
     )
+    kafka_topic_replicas: TopicReplicas = 0
     admin_listen: Address = Field(
         "127.0.0.1:0",
         description="host:port of the admin API over HTTP; port 0: a free one.",

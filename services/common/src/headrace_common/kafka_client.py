@@ -6,14 +6,20 @@ primary key (docs/adr/0004-ledger-dedupe.md).
 
 from __future__ import annotations
 
+import logging
+
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import NoError, TopicAlreadyExistsError, for_code
+
+_log = logging.getLogger(__name__)
 
 USAGE_TOPIC = "usage.v1"
 WORKER_USAGE_TOPIC = "usage.worker.v1"
 GUARD_AUDIT_TOPIC = "guard.audit.v1"
 NUM_PARTITIONS = 12
+# Of each partition, where as many brokers are: one may be lost while another is being replaced.
+_NUM_REPLICAS = 3
 _MAX_BATCH_BYTES = 128 * 1024
 
 
@@ -44,10 +50,13 @@ def consumer(bootstrap_servers: str, client_id: str) -> AIOKafkaConsumer:
     )
 
 
-async def ensure_topics(
-    bootstrap_servers: str, topics: list[str], partitions: int = NUM_PARTITIONS
-) -> None:
-    """Create the topics that do not exist yet, with one replica of each partition.
+async def ensure_topics(bootstrap_servers: str, topics: list[str], num_replicas: int = 0) -> None:
+    """Create the topics that do not exist yet; those that do stay as they are.
+
+    Args:
+        bootstrap_servers: host:port,... of brokers.
+        topics: names.
+        num_replicas: of each partition; 0 = three, or as many as there are brokers.
 
     Raises:
         KafkaError: no broker answered, or it refused a topic.
@@ -56,14 +65,19 @@ async def ensure_topics(
     await admin.start()
     try:
         existing = set(await admin.list_topics())
-        missing = [
-            NewTopic(t, partitions, replication_factor=1) for t in topics if t not in existing
-        ]
-        if missing:
+        if missing := [topic for topic in topics if topic not in existing]:
+            num_replicas = num_replicas or min(_NUM_REPLICAS, await _num_brokers(admin))
+            _log.info("%s: made with %d replicas", ", ".join(missing), num_replicas)
             # The client does not look at what became of each topic.
-            answer = await admin.create_topics(missing)
+            answer = await admin.create_topics(
+                [NewTopic(topic, NUM_PARTITIONS, num_replicas) for topic in missing]
+            )
             for topic, code, *message in answer.topic_errors:
                 if (error := for_code(code)) not in (NoError, TopicAlreadyExistsError):
                     raise error(f"{topic}: {next(filter(None, message), 'refused')}")
     finally:
         await admin.close()
+
+
+async def _num_brokers(admin: AIOKafkaAdminClient) -> int:
+    return max(1, len((await admin.describe_cluster())["brokers"]))

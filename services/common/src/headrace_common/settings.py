@@ -93,6 +93,16 @@ def _checked(address: str) -> str:
 # host:port; the second may be empty.
 Address = Annotated[str, Field(pattern=r"^[^\s:]+:\d{1,5}$"), AfterValidator(_checked)]
 OptionalAddress = Annotated[str, Field(pattern=r"^([^\s:]+:\d{1,5})?$"), AfterValidator(_checked)]
+# Of topics that a service makes.
+TopicReplicas = Annotated[
+    int,
+    Field(
+        ge=0,
+        le=100,
+        description="Replicas of each partition of the topics that it makes, where they do not "
+        "exist yet; 0 = three, or as many as there are brokers.",
+    ),
+]
 
 
 class RpcServiceSettings(ServiceSettings):

@@ -71,7 +71,12 @@ class UpstreamApp:
             settings.listen, [(DESCRIPTOR, self._servicer)], RpcMetrics(registry)
         )
         self._witness = (
-            UsageWitness(settings.kafka_bootstrap, settings.worker_id, self.metrics)
+            UsageWitness(
+                settings.kafka_bootstrap,
+                settings.worker_id,
+                self.metrics,
+                settings.kafka_topic_replicas,
+            )
             if settings.kafka_bootstrap
             else None
         )
