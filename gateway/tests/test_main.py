@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from headrace_testing.postgres import LocalPostgres
 from headrace_testing.waiting import eventually_sync, free_port
 
 
@@ -49,6 +50,24 @@ def is_healthy(address: str) -> bool:
         return httpx.get(f"http://{address}/health", timeout=1).status_code == 200
     except httpx.TransportError:
         return False
+
+
+def test_a_database_of_another_encoding_stops_the_start(
+    environment: dict[str, str], postgres_server: LocalPostgres
+) -> None:
+    """It could never keep a response; the reason is the last line of standard error."""
+    url = postgres_server.create_database(encoding="SQL_ASCII")
+    environment["HEADRACE_GATEWAY_STATE_URL"] = url
+    ended = subprocess.run(
+        [sys.executable, "-m", "headrace_gateway"],
+        env=environment,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    postgres_server.drop_database(url)
+    assert ended.returncode == 2
+    assert b"encoded in SQL_ASCII and must be in UTF8" in ended.stderr.splitlines()[-1]
 
 
 def test_starts_without_its_dependencies_and_leaves_on_sigterm(

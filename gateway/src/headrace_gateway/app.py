@@ -169,7 +169,12 @@ class Gateway:
         )
 
     async def run(self) -> None:
-        """Start everything, serve until told to stop, drain."""
+        """Start everything, serve until told to stop, drain.
+
+        Raises:
+            SettingsError: the state's database can never serve.
+        """
+        await self._state.check()
         await self._usage_log.start()
         host, port = split_address(self._settings.metrics_listen)
         self._observability = ObservabilityServer(host, port, self.registry, lambda: self.is_ready)

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, literal, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from headrace_billing import schema
 from headrace_billing.store import Database
 from headrace_common.database import add_or_insert, insert_new, put
 from headrace_common.errors import Unavailable
+from headrace_common.settings import SettingsError
 from headrace_testing.postgres import LocalPostgres
 from headrace_testing.waiting import free_port
 
@@ -173,6 +174,32 @@ async def test_a_restarted_postgres_is_found_again(own_postgres: LocalPostgres) 
         await database.read(lambda it: it.execute(select(schema.meta)).all())
     own_postgres.start()
     assert await database.read(lambda it: it.execute(select(schema.meta)).all())
+    await database.close()
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+async def test_a_database_of_another_encoding_is_refused(
+    postgres_server: LocalPostgres, encoding: str
+) -> None:
+    """With a sentence that says what to do; it would give bytes for texts, or lose some."""
+    url = postgres_server.create_database(encoding=encoding)
+    database = Database(url)
+    for work in (database.migrate(), database.read(lambda _: None)):
+        with pytest.raises(SettingsError, match=f"{encoding} and must be in UTF8: .* TEMPLATE"):
+            await work
+    await database.close()
+    postgres_server.drop_database(url)
+
+
+async def test_texts_are_utf8_whatever_the_environment_says(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libpq would take the encoding from there."""
+    monkeypatch.setenv("PGCLIENTENCODING", "SQL_ASCII")
+    database = Database(postgres_url)
+    assert (
+        await database.read(lambda it: it.scalar(select(literal("\u00e4\u6c34")))) == "\u00e4\u6c34"
+    )
     await database.close()
 
 

@@ -59,11 +59,11 @@ class LocalPostgres:
             self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def create_database(self, template_url: str = "") -> str:
+    def create_database(self, template_url: str = "", encoding: str = "UTF8") -> str:
         """Make a database, empty or a copy of an unused one; return its SQLAlchemy URL."""
         name = f"test_{secrets.token_hex(6)}"
-        template = template_url.rpartition("/")[2] or "template1"
-        self._admin(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        template = template_url.rpartition("/")[2] or "template0"
+        self._admin(f'CREATE DATABASE "{name}" TEMPLATE "{template}" ENCODING \'{encoding}\'')
         return f"postgresql+psycopg://{_USER}@127.0.0.1:{self.port}/{name}"
 
     def drop_database(self, url: str) -> None:

@@ -7,6 +7,7 @@ answers 503 meanwhile, everything else goes on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from sqlalchemy.exc import DataError
 
 from headrace_common.clock import Clock
 from headrace_common.database import SqlDatabase
-from headrace_common.errors import InvalidRequest
+from headrace_common.errors import InvalidRequest, Unavailable
 from headrace_gateway.principal import Principal
 from headrace_gateway.state import schema
 from headrace_gateway.state.migrations import migrate
@@ -87,6 +88,15 @@ class StateStore:
             return await self._database.read(work)
         except DataError as error:
             raise _not_storable() from error
+
+    async def check(self) -> None:
+        """Find out whether the database can ever serve; one that is away may.
+
+        Raises:
+            SettingsError: it cannot.
+        """
+        with contextlib.suppress(Unavailable):
+            await self._database.read(lambda _: None)
 
     async def keep(self) -> None:
         """Make the tables, then sweep what has expired; run under `supervise`."""

@@ -2,7 +2,8 @@
 
 SQLite (WAL, synchronous FULL) and PostgreSQL 15 run the same statements. Work is a plain function
 of a connection; it runs in one transaction that is committed when the function returns and rolled
-back when it raises.
+back when it raises. A PostgreSQL database must be encoded in UTF8: any other loses texts, and
+SQL_ASCII, which a cluster made under the C locale has by default, gives bytes in place of texts.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 from sqlalchemy import (
     URL,
     Connection,
+    Dialect,
     Engine,
     Row,
     Table,
@@ -31,6 +33,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
 
 from headrace_common.errors import Unavailable
+from headrace_common.settings import SettingsError
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -64,6 +67,7 @@ class SqlDatabase:
         """Run *work* in a transaction that may write. One at a time, in order.
 
         Raises:
+            SettingsError: the database is not encoded in UTF8.
             Unavailable: the database cannot do it now; nothing is known to be written.
         """
         return await self._run(self._writer_thread, self._writer, work)
@@ -72,6 +76,7 @@ class SqlDatabase:
         """Run *work* on one unchanging view of the data.
 
         Raises:
+            SettingsError: the database is not encoded in UTF8.
             Unavailable: the database cannot do it now.
         """
         return await self._run(self._reader_threads, self._reader, work)
@@ -189,7 +194,7 @@ def _engine(url: URL, service: str, *, pool_size: int, is_writer: bool) -> Engin
         case "sqlite" if url.database not in (None, "", ":memory:"):
             return _sqlite_engine(url, pool_size, is_writer=is_writer)
         case "postgresql":
-            return create_engine(
+            engine = create_engine(
                 url.set(drivername="postgresql+psycopg"),
                 pool_size=pool_size,
                 max_overflow=0,
@@ -197,12 +202,32 @@ def _engine(url: URL, service: str, *, pool_size: int, is_writer: bool) -> Engin
                 isolation_level="READ COMMITTED" if is_writer else "REPEATABLE READ",
                 connect_args={
                     "connect_timeout": 5,
+                    "client_encoding": "utf8",
                     "application_name": f"headrace-{service}",
                     "options": "-c lock_timeout=10s -c idle_in_transaction_session_timeout=60s",
                 },
             )
+            event.listen(engine, "do_connect", _connect_to_utf8)
+            return engine
         case _:
             raise ValueError("the database URL must name a SQLite file or a PostgreSQL database")
+
+
+def _connect_to_utf8(
+    dialect: Dialect, _record: object, cargs: tuple[Any, ...], cparams: dict[str, Any]
+) -> Any:  # Any: the driver's arguments and connection
+    # Before SQLAlchemy asks anything: of SQL_ASCII it could not even read the version.
+    raw: Any = dialect.connect(*cargs, **cparams)
+    encoding = raw.info.parameter_status("server_encoding")
+    # A pooler in between may not tell.
+    if encoding in (None, "UTF8"):
+        return raw
+    name = raw.info.dbname
+    raw.close()
+    raise SettingsError(
+        f"the database {name} is encoded in {encoding} and must be in UTF8: make one by "
+        f"CREATE DATABASE {name}_utf8 ENCODING 'UTF8' TEMPLATE template0 and name that instead"
+    )
 
 
 def _use_wal(raw: Any) -> None:  # Any: sqlite3.Connection behind its proxy
