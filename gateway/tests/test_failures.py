@@ -422,6 +422,19 @@ class TestGuard:
         assert degraded(fleet, "guard") >= 3
         await fleet.settled()
 
+    @pytest.mark.parametrize("fails_open", [False, True])
+    async def test_a_guard_that_cannot_judge_is_not_counted_as_away(
+        self, fleet: GatewayFleet, fails_open: bool
+    ) -> None:
+        """A client can bring that about, by a part that nothing reads; it must wake nobody."""
+        fleet.worker.script = saying("hello")
+        key, _ = fleet.new_key(guard_fail_open=fails_open)
+        fleet.guard.switches.cannot_look = True
+        answer = await ask(fleet, key, stream=True)
+        assert answer.status_code == (200 if fails_open else 503)
+        assert degraded(fleet, "guard") == 0
+        await fleet.settled()
+
     async def test_guard_lost_in_mid_stream(self, fleet: GatewayFleet) -> None:
         """Closed: the stream ends with an error event. Open: it goes on whole."""
         fleet.worker.script = saying("the heron is late")

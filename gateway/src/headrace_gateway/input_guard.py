@@ -88,7 +88,9 @@ class PendingVerdict:
         return answer
 
     def _pass_or_raise(self, cause: HeadraceError | None) -> None:
-        self._metrics.degraded.labels("guard").inc()
+        # That the guard could not judge is an answer; it counts those itself.
+        if cause is not None:
+            self._metrics.degraded.labels("guard").inc()
         if not self._principal.guard_fail_open:
             raise GuardUnavailable(
                 "The content cannot be judged now.", retry_after_s=1.0

@@ -53,6 +53,15 @@ class GatewayMetrics:
         self.stages_s = {name: stage_s.labels(name) for name in STAGES}
         self._make_counters(registry)
         self._make_outage_metrics(registry)
+        self._begin_with_zeros()
+
+    def _begin_with_zeros(self) -> None:
+        # A series that begins at its first event has no rate at that event.
+        for service in DEPENDENCIES:
+            self.degraded.labels(service)
+        for outcome in ("made", "refused"):
+            self.retries.labels(outcome)
+        self.route_reloads.labels("refused")
 
     def _make_outage_metrics(self, registry: CollectorRegistry) -> None:
         self.limiter_away = Gauge(
@@ -99,11 +108,6 @@ class GatewayMetrics:
             ["service"],
             registry=registry,
         )
-        # Zeros from the start: a series that begins at its first event has no rate at that event.
-        for service in DEPENDENCIES:
-            self.degraded.labels(service)
-        for outcome in ("made", "refused"):
-            self.retries.labels(outcome)
         self.sent_reports_dropped = Counter(
             "headrace_gateway_sent_reports_dropped",
             "Reports of sent text that the guard never got.",

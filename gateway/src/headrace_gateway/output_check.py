@@ -224,7 +224,9 @@ class OutputCheck:
         return Release(choice_idx, released)
 
     def _go_on_unguarded(self, cause: HeadraceError | None) -> None:
-        self._metrics.degraded.labels("guard").inc()
+        # That the guard could not judge is an answer; it counts those itself.
+        if cause is not None:
+            self._metrics.degraded.labels("guard").inc()
         if not self._is_fail_open:
             raise GuardUnavailable("The answer cannot be judged now.", retry_after_s=1.0) from cause
         self.close()
