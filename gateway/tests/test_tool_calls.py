@@ -53,6 +53,12 @@ def spelled(name: str, arguments: str) -> str:
         ("<tool_call>f()</tool_call>", "<tool_call>f()</tool_call>", []),
         ('<tool_call>{"name": "f", "arguments": 5}</tool_call>', None, []),
         ("<tool_call>" + "x" * 600, "<tool_call>" + "x" * 600, []),
+        # A call behind one that was none.
+        (
+            "<tool_call>f()</tool_call>\n" + spelled("f", "{}"),
+            "<tool_call>f()</tool_call>",
+            [("f", "{}")],
+        ),
     ],
 )
 def test_text_and_calls_are_told_apart(

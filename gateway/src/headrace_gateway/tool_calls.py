@@ -104,10 +104,10 @@ class ToolCallReader:
             self._state = self._arguments
             yield CallStart(_unquoted(found[1]))
         elif len(self._buffer) > _MAX_HEAD_CHARS or CALL_END in self._buffer:
+            # What follows may hold a call again.
             self._state = self._text
-            text, self._buffer = CALL_BEGIN + self._buffer, ""
             self._is_after_call = False
-            yield text
+            yield CALL_BEGIN
 
     def _arguments(self) -> Iterator[Piece]:
         end = self._value_end()
