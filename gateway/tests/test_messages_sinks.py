@@ -23,13 +23,12 @@ def _call(sink: WholeMessage | StreamedMessage) -> None:
     sink.add_call(0, 0, "get_weather")
     sink.add_arguments(0, 0, '{"city":')
     sink.add_arguments(0, 0, ' "Bern"}')
-    sink.add_text(0, "\n", None)
     sink.add_call(0, 1, "get_time")
     sink.add_finish(0, "tool_calls")
 
 
 async def test_calls_are_blocks_of_their_own() -> None:
-    """Text, then each call with its input as JSON values; space between calls is no block."""
+    """Text, then each call with its input as JSON values."""
     exchange = CapturedExchange()
     sink = WholeMessage(exchange, "msg_1", "m")
     await sink.begin(1)

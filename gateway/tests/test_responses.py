@@ -227,6 +227,26 @@ async def test_of_a_deleted_response_nothing_stays(fleet: GatewayFleet) -> None:
     await state.close()
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_log_probabilities_of_a_call_make_no_message(
+    fleet: GatewayFleet, is_stream: bool
+) -> None:
+    """The call is all that the answer holds."""
+    call = '{"name": "weather", "arguments": {"city": "Bonn"}}'
+    fleet.worker.script = saying(f"<tool_call>\n{call}\n</tool_call>")
+    tool = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+    ask: dict[str, Any] = {"model": MODEL, "input": "hi", "tools": [tool], "top_logprobs": 2}
+    async with fleet.openai() as client:
+        if is_stream:
+            stream = await client.responses.create(**ask, stream=True)
+            made = [event async for event in stream][-1].response
+        else:
+            made = await client.responses.create(**ask)
+    assert [(it.type, it.arguments) for it in made.output] == [
+        ("function_call", '{"city": "Bonn"}')
+    ]
+
+
 async def test_what_is_not_offered_is_an_unknown_url(fleet: GatewayFleet) -> None:
     """POSTs below /v1/responses that are nowhere get 404 in the usual shape, not 405."""
     async with fleet.http() as client:

@@ -148,7 +148,7 @@ class WholeMessage:
                 use = tool_use(self._id, num_calls, block.name)
                 content.append({**use, "input": parsed_arguments(text)})
                 num_calls += 1
-            elif text.strip() or len(self._blocks) == 1:
+            else:
                 content.append({"type": "text", "text": text})
         return content
 
@@ -188,11 +188,7 @@ class StreamedMessage:
     def add_text(self, choice_idx: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> None:
         """Queue text."""
         if self._open_block != "text":
-            if self._num_blocks and not text.strip():
-                # Space between two calls is no block of its own.
-                return
-            block = {"type": "text", "text": ""}
-            self._begin_block("text", block)
+            self._begin_block("text", {"type": "text", "text": ""})
         self._delta({"type": "text_delta", "text": text})
 
     def add_call(self, choice_idx: int, call_idx: int, name: str) -> None:

@@ -136,8 +136,8 @@ class ResponseSink:
     def add_text(self, choice_idx: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> None:
         """Add text to the message."""
         if self._item is None or self._item.name:
-            if self._done and not text.strip():
-                # Space between two calls is no message.
+            if not text:
+                # Log probabilities of what spells a call.
                 return
             self._begin_message()
         if self._item is None:
