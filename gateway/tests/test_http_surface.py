@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Limits
 from headrace_testing.fake_worker import MODEL
 from headrace_testing.gateway_fleet import GatewayFleet, chat_body
 
@@ -222,3 +223,26 @@ def _check_messages_error(response: httpx.Response, kind: str) -> None:
     assert body["type"] == "error"
     assert body["error"]["type"] == kind, response.text
     assert body["request_id"] == response.headers["request-id"]
+
+
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/moderations", {"input": "x"}),
+    ("/tokenize", {"model": MODEL, "prompt": "x"}),
+    ("/detokenize", {"model": MODEL, "tokens": [1]}),
+    ("/v1/messages/count_tokens", {"model": MODEL, "messages": chat_body()["messages"]}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), CALLS)
+async def test_calls_that_generate_nothing_are_limited_too(
+    fleet: GatewayFleet, path: str, body: dict[str, Any]
+) -> None:
+    """A key for usage alone may not make them, and each counts as a request of its key's."""
+    meter, _ = fleet.new_key(scopes=["usage"])
+    seldom, _ = fleet.new_key(limits=Limits(requests_per_minute=1))
+    async with fleet.http(meter) as other, fleet.http(seldom) as client:
+        assert (await other.post(path, json=body)).status_code == 403
+        first, second = await client.post(path, json=body), await client.post(path, json=body)
+    assert (first.status_code, second.status_code) == (200, 429)
+    assert first.headers["x-ratelimit-remaining-requests"] == "0"
+    await fleet.settled()

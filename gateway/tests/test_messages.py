@@ -141,6 +141,15 @@ async def test_count_tokens_equals_the_prompt_of_an_answer(fleet: GatewayFleet) 
     assert counted.input_tokens == answer.usage.input_tokens
 
 
+async def test_count_tokens_of_what_fits_no_context(fleet: GatewayFleet) -> None:
+    """How long it is can be asked to shorten it."""
+    long = [{"role": "user", "content": "x" * 5000}]
+    async with fleet.anthropic() as client:
+        counted = await client.messages.count_tokens(model=MODEL, messages=long)
+        with pytest.raises(anthropic.BadRequestError, match=str(counted.input_tokens)):
+            await client.messages.create(model=MODEL, max_tokens=1, messages=long)
+
+
 @pytest.mark.parametrize(
     ("fields", "word"),
     [

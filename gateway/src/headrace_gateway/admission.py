@@ -6,9 +6,10 @@ What happens while the rate limiter cannot be asked is not seen here: see `limit
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from typing import Protocol
 
 from headrace_common.errors import (
@@ -23,7 +24,8 @@ from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 from headrace_gateway.limit_states import fill_states
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.principal import Principal
-from headrace_gateway.rate_headers import header_pairs
+from headrace_gateway.rate_headers import header_pairs, limit_headers
+from headrace_gateway.visit import Caller
 
 _log = logging.getLogger(__name__)
 
@@ -135,6 +137,17 @@ class Admission:
             self._metrics.degraded.labels("ratelimit").inc()
         self._leases.setdefault(principal.tenant_id, {})[lease_id] = request
         return Lease(self, lease_id, principal.tenant_id, answer.states)
+
+    @contextlib.asynccontextmanager
+    async def one_request(self, caller: Caller) -> AsyncIterator[None]:
+        """Charge what generates nothing as one request; its answer tells how the limits stand."""
+        one = pb.Amounts(requests=1)
+        lease = await self.admit(caller.principal, caller.request_id, one)
+        caller.exchange.headers += limit_headers(lease.states)
+        try:
+            yield
+        finally:
+            await lease.settle(one)
 
     async def settle(self, lease: Lease, actual: pb.Amounts) -> None:
         """Settle a lease; see `Lease.settle`."""

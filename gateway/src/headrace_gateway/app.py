@@ -42,7 +42,7 @@ from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.model_directory import ModelDirectory
 from headrace_gateway.model_routes.model_names import ModelNames
 from headrace_gateway.model_routes.route_watch import RouteWatch
-from headrace_gateway.moderations import ModerationForm, Moderations
+from headrace_gateway.moderations import Moderations
 from headrace_gateway.openai_dialect import OpenAiDialect, OpenAiErrors
 from headrace_gateway.openai_schema import parse_chat, parse_completion
 from headrace_gateway.outbox_metrics import OutboxMetrics
@@ -66,7 +66,7 @@ from headrace_gateway.settings import GatewaySettings
 from headrace_gateway.state.idempotency_records import IdempotencyRecords
 from headrace_gateway.state.store import StateStore
 from headrace_gateway.stories import Stories
-from headrace_gateway.tokenize_api import TokenizeApi, TokenizeForm
+from headrace_gateway.tokenize_api import TokenizeApi
 from headrace_gateway.usage_events import UsageLog
 from headrace_gateway.usage_log import UsageLog as OutboxUsageLog
 from headrace_gateway.visit import Dialect
@@ -264,14 +264,14 @@ class Gateway:
             path: HotRoute(dialect, context, self._flow) for path, dialect in dialects.items()
         }
         hot["/v1/messages/count_tokens"] = CallRoute(
-            CountDialect(), context, TokenCount(self._names, self._intake)
+            CountDialect(), context, TokenCount(self._names, self._intake, self._admission)
         )
         tokens = TokenizeApi(self._names, self._intake, self._admission)
-        hot["/tokenize"] = CallRoute(TokenizeForm(), context, tokens.tokenize)
-        hot["/detokenize"] = CallRoute(TokenizeForm(), context, tokens.detokenize)
-        hot["/v1/moderations"] = CallRoute(
-            ModerationForm(), context, Moderations(self._guard, self._admission)
-        )
+        tokenize_form = OpenAiErrors(Endpoint.TOKENIZE)
+        hot["/tokenize"] = CallRoute(tokenize_form, context, tokens.tokenize)
+        hot["/detokenize"] = CallRoute(tokenize_form, context, tokens.detokenize)
+        moderations = Moderations(self._guard, self._admission)
+        hot["/v1/moderations"] = CallRoute(OpenAiErrors(Endpoint.MODERATIONS), context, moderations)
         creation = BatchCreation(
             self._state, self._batches, self._files, self._runner, tuple(self._batch_dialects)
         )

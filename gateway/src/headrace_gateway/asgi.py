@@ -22,7 +22,7 @@ from headrace_common.telemetry import span
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import DimensionState
 from headrace_gateway import error_body
 from headrace_gateway.api_request import Endpoint
-from headrace_gateway.auth import KeyAuth
+from headrace_gateway.auth import KeyAuth, check_scope
 from headrace_gateway.http_exchange import AsgiApp, HttpExchange, Receive, Scope, Send
 from headrace_gateway.idempotency import Idempotency
 from headrace_gateway.metrics import GatewayMetrics
@@ -256,6 +256,8 @@ class CallRoute(ApiRoute):
         self._call = call
 
     async def _work(self, caller: Caller, exchange: WatchedExchange, body: bytes) -> str:
+        check_scope(caller.principal, "inference")
+
         async def answer() -> None:
             answer = await self._call(caller, body)
             await self._add_standing(exchange, caller.principal)

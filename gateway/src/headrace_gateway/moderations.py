@@ -24,12 +24,8 @@ from headrace_common.errors import (
     ModelNotFound,
 )
 from headrace_contracts.guard.v1.guard_pb2 import ModerateRequest, ModerateResponse, TextScores
-from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
-from headrace_gateway import error_body
 from headrace_gateway.admission import Admission
-from headrace_gateway.api_request import Endpoint
 from headrace_gateway.json_body import decode
-from headrace_gateway.rate_headers import limit_headers
 from headrace_gateway.visit import Caller
 
 # OpenAI's category: the guard's that make it up, the highest score counts.
@@ -89,22 +85,6 @@ class Moderator(Protocol):
         ...
 
 
-class ModerationForm:
-    """OpenAI's errors."""
-
-    endpoint = Endpoint.MODERATIONS
-    id_headers = (b"x-request-id",)
-    query_params: tuple[str, ...] = ()
-
-    def error_body(self, error: HeadraceError, request_id: str) -> bytes:
-        """Return the JSON of an error."""
-        return error_body.render(error, request_id)
-
-    def error_event(self, body: bytes, num_events: int) -> bytes:
-        """Nothing is ever streamed here."""
-        return b""
-
-
 class Moderations:
     """Answers the endpoint.
 
@@ -122,16 +102,11 @@ class Moderations:
         texts = _texts(asked)
         if asked.model is not None and not _is_name(asked.model):
             raise _no_model(asked.model)
-        one = Amounts(requests=1)
-        lease = await self._admission.admit(caller.principal, caller.request_id, one)
-        try:
+        async with self._admission.one_request(caller):
             answer = await self._scores(caller, texts)
-        finally:
-            await lease.settle(one)
         if asked.model is not None and asked.model not in (*_NAMES, _versioned(answer)):
             # A version that is not in force: its scores would not be those that were asked for.
             raise _no_model(asked.model)
-        caller.exchange.headers += limit_headers(lease.states)
         return orjson.dumps(_answer(caller.request_id, answer))
 
     async def _scores(self, caller: Caller, texts: list[str]) -> ModerateResponse:

@@ -6,18 +6,15 @@ counts it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 import msgspec
 import orjson
 from msgspec import Meta, Struct
 
-from headrace_common.errors import HeadraceError, InvalidRequest
-from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
-from headrace_gateway import error_body
+from headrace_common.errors import InvalidRequest
 from headrace_gateway.admission import Admission
-from headrace_gateway.api_request import ApiRequest, Endpoint
+from headrace_gateway.api_request import ApiRequest
 from headrace_gateway.intake import Intake
 from headrace_gateway.json_body import decode
 from headrace_gateway.model_directory import ServedModel
@@ -58,22 +55,6 @@ _TOKENIZE = msgspec.json.Decoder(TokenizeBody)
 _DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
 
 
-class TokenizeForm:
-    """OpenAI's errors."""
-
-    endpoint = Endpoint.TOKENIZE
-    id_headers = (b"x-request-id",)
-    query_params: tuple[str, ...] = ()
-
-    def error_body(self, error: HeadraceError, request_id: str) -> bytes:
-        """Return the JSON of an error."""
-        return error_body.render(error, request_id)
-
-    def error_event(self, body: bytes, num_events: int) -> bytes:
-        """Nothing is ever streamed here."""
-        return b""
-
-
 class TokenizeApi:
     """Answers both endpoints.
 
@@ -94,19 +75,16 @@ class TokenizeApi:
         if (asked.prompt is None) == (request is None):
             raise InvalidRequest("Give either prompt or messages.", param="prompt")
         _check_beside(asked)
-
-        async def answer() -> bytes:
+        async with self._admission.one_request(caller):
             ids = await self._ids(model, request, asked)
-            said: dict[str, Any] = {
-                "count": len(ids),
-                "max_model_len": model.card.context_tokens,
-                "tokens": ids,
-            }
-            if asked.return_token_strs:
-                said["token_strs"] = model.encoder.spellings(ids)
-            return orjson.dumps(said)
-
-        return await self._counted(caller, answer)
+        said: dict[str, Any] = {
+            "count": len(ids),
+            "max_model_len": model.card.context_tokens,
+            "tokens": ids,
+        }
+        if asked.return_token_strs:
+            said["token_strs"] = model.encoder.spellings(ids)
+        return orjson.dumps(said)
 
     async def detokenize(self, caller: Caller, body: bytes) -> bytes:
         """Return the text of ids, control tokens spelled out."""
@@ -116,14 +94,11 @@ class TokenizeApi:
             raise InvalidRequest(
                 "tokens holds an id that this model does not have.", param="tokens"
             )
-
-        async def answer() -> bytes:
+        async with self._admission.one_request(caller):
             text = await self._intake.run(
                 len(asked.tokens), lambda: model.encoder.decode(asked.tokens)
             )
-            return orjson.dumps({"prompt": text})
-
-        return await self._counted(caller, answer)
+        return orjson.dumps({"prompt": text})
 
     def _model(self, caller: Caller, name: str) -> ServedModel:
         model = self._names.find(name, caller.principal)
@@ -142,14 +117,6 @@ class TokenizeApi:
             len(text), lambda: model.encoder.encode_text(text, add_bos=add_bos)
         )
         return encoded.listed()
-
-    async def _counted(self, caller: Caller, answer: Callable[[], Awaitable[bytes]]) -> bytes:
-        one = Amounts(requests=1)
-        lease = await self._admission.admit(caller.principal, caller.request_id, one)
-        try:
-            return await answer()
-        finally:
-            await lease.settle(one)
 
 
 # Fields that mean something beside a prompt only, or beside messages only.

@@ -12,7 +12,7 @@ from msgspec import Meta
 from headrace_common.errors import InvalidRequest, RateLimited
 from headrace_common.ids import ulid
 from headrace_gateway.answer_extras import Json
-from headrace_gateway.auth import KeyAuth, check_scope, key_digest
+from headrace_gateway.auth import KeyAuth, key_digest
 from headrace_gateway.batch_api.runner import BatchRunner
 from headrace_gateway.batch_api.stored_batches import StoredBatches
 from headrace_gateway.batch_api.stored_files import MAX_TTL_S, MIN_TTL_S, StoredFiles
@@ -78,7 +78,6 @@ class BatchCreation:
         if asked.endpoint not in self._endpoints:
             known = ", ".join(self._endpoints)
             raise InvalidRequest(f"endpoint must be one of {known}.", param="endpoint")
-        check_scope(caller.principal, "inference")
         owner = Owner.of(caller.principal)
         await self._files.find(owner, asked.input_file_id, "input_file_id")
         if await self._batches.count_active(owner) >= MAX_ACTIVE:

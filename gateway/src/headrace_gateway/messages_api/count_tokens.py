@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import orjson
 
+from headrace_gateway.admission import Admission
 from headrace_gateway.api_request import Endpoint
 from headrace_gateway.intake import Intake
 from headrace_gateway.messages_api.dialect import MessagesDialect, check_version
@@ -23,16 +24,18 @@ class TokenCount:
 
     Args:
         names: finds the tokenizer.
-        intake: encodes as for an answer.
+        intake: encodes as for an answer, but for what does not fit.
+        admission: checks the key's limits.
     """
 
-    def __init__(self, names: ModelNames, intake: Intake) -> None:
-        self._names, self._intake = names, intake
+    def __init__(self, names: ModelNames, intake: Intake, admission: Admission) -> None:
+        self._names, self._intake, self._admission = names, intake, admission
 
     async def __call__(self, caller: Caller, body: bytes) -> bytes:
         """Return the count as JSON."""
         check_version(caller.exchange)
         request = parse_count(body)
         model = self._names.find(request.model, caller.principal)
-        prompts = await self._intake.encode(request, model, caller.principal)
-        return orjson.dumps({"input_tokens": sum(len(it.token_ids) for it in prompts)})
+        async with self._admission.one_request(caller):
+            (ids,) = await self._intake.token_ids(request, model.encoder)
+        return orjson.dumps({"input_tokens": len(ids)})
