@@ -32,7 +32,7 @@ async def main(folder: Path, first: int) -> None:
                 tenant_id="acme",
                 model="m" * (number % 300),
             )
-            await outbox.append_durable(event)
+            await outbox.append_hurried(event)
             sys.stdout.write(f"{number}\n")
             sys.stdout.flush()
 

@@ -56,7 +56,7 @@ async def test_a_durable_event_is_read_back_with_id_and_sequence_number(tmp_path
     """Events come back in order, stamped with where they were written."""
     async with running(tmp_path) as outbox:
         outbox.append(event(1, UsageEvent.KIND_OPENED))
-        await outbox.append_durable(event(2))
+        await outbox.append_hurried(event(2))
         events = await read_all(outbox)
         assert [(e.request_id, e.outbox_seq) for e in events] == [("req_1", 1), ("req_2", 2)]
         assert {e.outbox_id for e in events} == {outbox.outbox_id}
@@ -88,7 +88,7 @@ async def test_acknowledged_events_survive_a_power_cut(
     async with running(tmp_path, segment_bytes=2000) as outbox:
 
         async def write(number: int) -> None:
-            await outbox.append_durable(event(number))
+            await outbox.append_hurried(event(number))
             acknowledged.append(f"req_{number}")
 
         writes = [asyncio.create_task(write(number)) for number in range(150)]
@@ -139,15 +139,15 @@ def test_kill_9_at_any_moment_loses_no_synced_event(tmp_path: Path) -> None:
 async def test_a_torn_last_frame_is_cut_and_counted_and_the_rest_is_kept(tmp_path: Path) -> None:
     """A crash in the middle of a write costs only what nobody was told of."""
     async with running(tmp_path) as outbox:
-        await outbox.append_durable(event(1))
-        await outbox.append_durable(event(2))
+        await outbox.append_hurried(event(1))
+        await outbox.append_hurried(event(2))
     (newest,) = list_segments(tmp_path)
     path = segment_path(tmp_path, newest)
     os.truncate(path, path.stat().st_size - 3)
     registry = CollectorRegistry()
     outbox = Outbox(tmp_path, SystemClock(), OutboxMetrics(registry))
     await outbox.start()
-    await outbox.append_durable(event(3))
+    await outbox.append_hurried(event(3))
     events = await read_all(outbox)
     await outbox.close()
     assert [e.request_id for e in events] == ["req_1", "req_3"]
@@ -159,9 +159,9 @@ async def test_sequence_numbers_go_on_after_a_restart_even_when_all_was_deleted(
 ) -> None:
     """A number is never used for two durable events."""
     async with running(tmp_path, segment_age_s=0.01) as outbox:
-        await outbox.append_durable(event(1))
+        await outbox.append_hurried(event(1))
         await asyncio.sleep(0.05)
-        await outbox.append_durable(event(2))
+        await outbox.append_hurried(event(2))
         for segment in outbox.finished_segments():
             await outbox.delete(segment)
         outbox_id = outbox.outbox_id
@@ -169,7 +169,7 @@ async def test_sequence_numbers_go_on_after_a_restart_even_when_all_was_deleted(
         for segment in outbox.finished_segments():
             await outbox.delete(segment)
     async with running(tmp_path) as outbox:
-        await outbox.append_durable(event(3))
+        await outbox.append_hurried(event(3))
         (last,) = await read_all(outbox)
         assert (last.outbox_seq, last.outbox_id) == (3, outbox_id)
 
@@ -178,7 +178,7 @@ async def test_segments_turn_by_size_and_the_newest_is_never_finished(tmp_path: 
     """Finished segments can be deleted; what is written to cannot."""
     async with running(tmp_path, segment_bytes=100) as outbox:
         for number in range(10):
-            await outbox.append_durable(event(number))
+            await outbox.append_hurried(event(number))
         finished = outbox.finished_segments()
         assert len(finished) >= 3
         assert max(list_segments(tmp_path)) not in finished
@@ -190,7 +190,7 @@ async def test_segments_turn_by_size_and_the_newest_is_never_finished(tmp_path: 
 async def test_a_quiet_segment_is_finished_by_its_age(tmp_path: Path) -> None:
     """The last events of a busy hour can be confirmed without waiting for the next request."""
     async with running(tmp_path, segment_age_s=0.02) as outbox:
-        await outbox.append_durable(event(1))
+        await outbox.append_hurried(event(1))
         await eventually(outbox.finished_segments)
 
 
@@ -199,7 +199,7 @@ async def test_returns_opened_requests_without_a_close(tmp_path: Path) -> None:
     async with running(tmp_path) as outbox:
         for number in (1, 2, 3):
             outbox.append(event(number, UsageEvent.KIND_OPENED))
-        await outbox.append_durable(event(2))
+        await outbox.append_hurried(event(2))
     async with running(tmp_path) as outbox:
         assert [e.request_id for e in outbox.orphans] == ["req_1", "req_3"]
 
@@ -210,7 +210,7 @@ async def test_a_second_gateway_on_the_folder_is_refused(tmp_path: Path) -> None
         second = Outbox(tmp_path, SystemClock(), OutboxMetrics(CollectorRegistry()))
         with pytest.raises(OutboxInUseError, match="own folder"):
             await second.start()
-        await outbox.append_durable(event(1))
+        await outbox.append_hurried(event(1))
     async with running(tmp_path) as outbox:
         assert len(await read_all(outbox)) == 1
 
@@ -221,9 +221,9 @@ async def test_is_full_above_its_cap_and_not_after_a_deletion(tmp_path: Path) ->
         number = 0
         assert outbox._metrics.limit_bytes._value.get() == 300
         while not outbox.is_full:
-            await outbox.append_durable(event(number))
+            await outbox.append_hurried(event(number))
             number += 1
-        await outbox.append_durable(event(number))
+        await outbox.append_hurried(event(number))
         for segment in outbox.finished_segments():
             await outbox.delete(segment)
         assert not outbox.is_full
@@ -245,14 +245,14 @@ async def test_a_full_disk_refuses_work_and_nothing_is_lost_when_it_ends(tmp_pat
     registry = CollectorRegistry()
     outbox = Outbox(tmp_path, SystemClock(), OutboxMetrics(registry))
     await outbox.start()
-    await outbox.append_durable(event(1))
+    await outbox.append_hurried(event(1))
     with _files_of_at_most(70):
         for number in (2, 3):
             with pytest.raises(Unavailable):
-                await outbox.append_durable(event(number))
+                await outbox.append_hurried(event(number))
         assert outbox.is_full
     await eventually(lambda: not outbox.is_full)
-    await outbox.append_durable(event(4))
+    await outbox.append_hurried(event(4))
     events = await read_all(outbox)
     await outbox.close()
     assert [e.request_id for e in events] == ["req_1", "req_2", "req_3", "req_4"]

@@ -62,7 +62,7 @@ async def test_whoever_comes_later_finds_what_was_left_in_the_seat(tmp_path: Pat
     """A gateway container has another name each time; its outbox must not be lost for that."""
     left = Outbox(tmp_path, SystemClock(), OutboxMetrics(CollectorRegistry()), num_seats=2)
     await left.start()
-    await left.append_durable(UsageEvent(kind=UsageEvent.KIND_OPENED, request_id="req_1"))
+    await left.append_hurried(UsageEvent(kind=UsageEvent.KIND_OPENED, request_id="req_1"))
     await left.close()
     found = Outbox(tmp_path, SystemClock(), OutboxMetrics(CollectorRegistry()), num_seats=2)
     assert [event.request_id for event in await found.start()] == ["req_1"]

@@ -91,7 +91,7 @@ async def rig(
 
 async def write(outbox: Outbox, *numbers: int) -> None:
     for number in numbers:
-        await outbox.append_durable(
+        await outbox.append_hurried(
             UsageEvent(
                 kind=UsageEvent.KIND_CLOSED,
                 request_id=f"req_{number}",

@@ -11,7 +11,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from opentelemetry.trace import SpanKind
 
@@ -21,7 +20,6 @@ from headrace_common.ids import RequestId, new_request_id
 from headrace_common.telemetry import span
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import DimensionState
 from headrace_gateway import error_body
-from headrace_gateway.api_request import Endpoint
 from headrace_gateway.auth import KeyAuth, check_scope
 from headrace_gateway.http_exchange import AsgiApp, HttpExchange, Receive, Scope, Send
 from headrace_gateway.idempotency import Idempotency
@@ -31,7 +29,7 @@ from headrace_gateway.principal import Principal
 from headrace_gateway.query_params import check_query
 from headrace_gateway.rate_headers import is_limit_header, limit_headers
 from headrace_gateway.request_flow import RequestFlow
-from headrace_gateway.visit import Caller, Dialect, Exchange, Visit, WatchedExchange
+from headrace_gateway.visit import Caller, Dialect, ErrorForm, Exchange, Visit, WatchedExchange
 
 _log = logging.getLogger(__name__)
 
@@ -46,33 +44,6 @@ class HttpLimits:
 
     max_body_bytes: int = 10 * 2**20
     slow_reader_s: float = 30.0
-
-
-class ErrorForm(Protocol):
-    """The name of an endpoint and the shape of its errors."""
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """Its label."""
-        ...
-
-    @property
-    def id_headers(self) -> tuple[bytes, ...]:
-        """The headers that carry the request id."""
-        ...
-
-    @property
-    def query_params(self) -> tuple[str, ...]:
-        """The query parameters that may be given."""
-        ...
-
-    def error_body(self, error: HeadraceError, request_id: str) -> bytes:
-        """Return the JSON of an error."""
-        ...
-
-    def error_event(self, body: bytes, num_events: int) -> bytes:
-        """Return the events that end a stream of so many events."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -166,6 +137,7 @@ class ApiRoute(ABC):
         if context.is_stopping():
             raise Unavailable("The server is stopping.", retry_after_s=1.0)
         try:
+            check_scope(principal, "inference")
             check_query(exchange.query, self._form.query_params)
             body = await exchange.read_body(context.limits.max_body_bytes)
             caller = Caller(request_id, principal, exchange)
@@ -256,8 +228,6 @@ class CallRoute(ApiRoute):
         self._call = call
 
     async def _work(self, caller: Caller, exchange: WatchedExchange, body: bytes) -> str:
-        check_scope(caller.principal, "inference")
-
         async def answer() -> None:
             answer = await self._call(caller, body)
             await self._add_standing(exchange, caller.principal)

@@ -29,6 +29,7 @@ from headrace_gateway.api_request import (
     StreamOptions,
     labels_of,
 )
+from headrace_gateway.guard_parts import TRUST_BY_ROLE
 from headrace_gateway.json_body import check_depth, decode
 from headrace_gateway.openai_bodies import (
     CHAT_DECODER,
@@ -49,13 +50,6 @@ from headrace_gateway.tool_fields import add_tools, guard_json
 
 _UINT32 = 2**32
 _MAX_CHOICES = 128
-_TRUST = {
-    "system": guard_pb2.TRUST_OWNER,
-    "developer": guard_pb2.TRUST_OWNER,
-    "user": guard_pb2.TRUST_USER,
-    "assistant": guard_pb2.TRUST_MODEL,
-    "tool": guard_pb2.TRUST_UNTRUSTED,
-}
 
 # Field -> values that ask for nothing and are let pass.
 _REFUSED: dict[str, tuple[object, ...]] = {
@@ -312,7 +306,7 @@ def _add_message(request: ApiRequest, given: MessageBody, path: str) -> None:
     if given.audio or given.function_call or given.annotations:
         fields = ("audio", "function_call", "annotations")
         raise _not_supported(f"{path}.{next(it for it in fields if getattr(given, it))}")
-    trust = _TRUST[given.role]
+    trust = TRUST_BY_ROLE[given.role]
     message: Message = {"role": given.role, "content": _content(given, path)}
     request.add_guarded(f"{path}.content", trust, message["content"], (message, "content"))
     if given.name:

@@ -163,16 +163,11 @@ class Outbox:
         """Stamp and queue an event; durable within some milliseconds if the disk is well."""
         self._put(event, None)
 
-    async def append_durable(self, event: UsageEvent) -> None:
-        """Stamp and queue an event and wait until it is on disk.
-
-        Raises:
-            Unavailable: the disk refused. The event stays queued and is tried again.
-        """
-        await self.append_hurried(event)
-
     def append_hurried(self, event: UsageEvent) -> asyncio.Future[None]:
-        """Stamp and queue an event; the result says when it is on disk, as `append_durable`."""
+        """Stamp and queue an event that somebody waits for; the result says when it is on disk.
+
+        It fails with `Unavailable` if the disk refused. The event stays queued and is tried again.
+        """
         waiter = self.append_watched(event)
         self.hurry()
         return waiter

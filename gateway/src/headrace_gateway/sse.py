@@ -51,13 +51,13 @@ class StreamedAnswer(EventWriter):
     ) -> None:
         super().__init__(exchange, clock, KEEP_ALIVE)
         self._form, self._options, self._usage, self._tools = form, options, usage, tools
-        self._opened: set[int] = set()
         self._no_usage = _NULL_USAGE if options.include_usage else _NO_USAGE
 
     async def begin(self, num_choices: int) -> None:
         """Send the status line and the openings."""
         for choice_idx in range(num_choices):
-            self._open(choice_idx)
+            if opening := self._form.opening(choice_idx):
+                self.put(opening[:-3] + self._no_usage + opening[-3:])
         await self.flush()
 
     def add_text(self, choice_idx: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> None:
@@ -86,13 +86,6 @@ class StreamedAnswer(EventWriter):
         last = self._form.usage_chunk(usage) if self._options.include_usage else b""
         self.put(last + DONE)
         await self.flush(is_last=True)
-
-    def _open(self, choice_idx: int) -> None:
-        if choice_idx not in self._opened:
-            self._opened.add(choice_idx)
-            opening = self._form.opening(choice_idx)
-            if opening:
-                self.put(opening[:-3] + self._no_usage + opening[-3:])
 
     def _usage_part(self) -> bytes:
         if self._options.continuous_usage:

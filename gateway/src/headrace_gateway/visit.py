@@ -112,12 +112,12 @@ class Reading:
     detach: Callable[[Visit], Awaitable[bytes | AsyncIterator[bytes]]] | None = None
 
 
-class Dialect(Protocol):
-    """How one endpoint is spoken: bodies in, answers and errors out."""
+class ErrorForm(Protocol):
+    """The name of an endpoint and the shape of its errors."""
 
     @property
     def endpoint(self) -> Endpoint:
-        """Which."""
+        """Its label."""
         ...
 
     @property
@@ -130,18 +130,22 @@ class Dialect(Protocol):
         """The query parameters that may be given."""
         ...
 
-    async def read(self, body: bytes, caller: Caller) -> Reading:
-        """Parse a body.
-
-        Raises:
-            HeadraceError: it is wrong; `param` names the field at fault.
-        """
-        ...
-
     def error_body(self, error: HeadraceError, request_id: str) -> bytes:
         """Return the JSON of an error."""
         ...
 
     def error_event(self, body: bytes, num_events: int) -> bytes:
         """Return the events that end a stream of so many events, from the JSON of an error."""
+        ...
+
+
+class Dialect(ErrorForm, Protocol):
+    """How one endpoint is spoken: bodies in, answers and errors out."""
+
+    async def read(self, body: bytes, caller: Caller) -> Reading:
+        """Parse a body.
+
+        Raises:
+            HeadraceError: it is wrong; `param` names the field at fault.
+        """
         ...

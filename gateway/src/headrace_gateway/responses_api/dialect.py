@@ -13,7 +13,6 @@ from headrace_gateway import error_body
 from headrace_gateway.answer import Sink
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.api_request import Endpoint
-from headrace_gateway.auth import check_scope
 from headrace_gateway.event_stream import named_event
 from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.model_routes.model_names import ModelNames
@@ -58,7 +57,6 @@ class ResponsesDialect:
             InvalidRequest: it is wrong.
             NotFound: an earlier response is not there.
         """
-        check_scope(caller.principal, "inference")
         asked = parse(body)
         earlier: list[Json] = []
         if asked.body.previous_response_id is not None:
