@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -21,7 +22,7 @@ from headrace_common.settings import SettingsError
 from headrace_testing.fake_worker import FINGERPRINT, MODEL, FakeWorker, FakeWorkerServer
 from headrace_testing.servers import LocalServer
 from headrace_testing.waiting import eventually
-from headrace_testing.zmq_engine import ZmqEngine, removed, stored
+from headrace_testing.zmq_engine import ZmqEngine, encode, removed, stored
 
 TOKENS = list(range(16 * 8))
 HASHES = [one[:8] for one in chain(chain_key(FINGERPRINT), TOKENS)]
@@ -64,6 +65,10 @@ class Fed:
 
     async def is_registered(self) -> bool:
         return "w1" in await self.store.registry()
+
+    @property
+    def unreadable(self) -> float:
+        return self.metrics.unreadable._value.get()
 
     @property
     def gaps(self) -> float:
@@ -126,6 +131,46 @@ async def test_an_engine_without_replay_is_followed_from_now_on(fed: Fed) -> Non
     await engine.publish(removed([2]), lost=True)
     await engine.publish(blocks(0, 1))
     await eventually(lambda: fed.holds(1))
+
+
+UNREADABLE = [
+    b"\xc1",
+    encode([{"type": "BlockStored", "block_hashes": [1]}]),
+    encode([stored([1], [-1] * 16)]),
+    encode([stored([1, 2], [], block_size=0)]),
+    encode([stored([1], [2**40] * 16)]),
+    encode([removed([1], group_idx="x")]),
+    msgspec.msgpack.encode({"events": [[]]}),
+    b"\x91" * 5000,
+]
+
+
+@pytest.mark.parametrize("payload", UNREADABLE, ids=range(len(UNREADABLE)))
+async def test_a_message_that_cannot_be_read_costs_what_was_known(fed: Fed, payload: bytes) -> None:
+    """Live and in a later replay: the feed goes on behind it, without what it may have removed."""
+    engine = await fed.start()
+    await engine.publish(blocks(0, 3))
+    await eventually(lambda: fed.holds(3))
+    await fed.listens()
+    await engine.publish_raw(payload)
+    await eventually(lambda: fed.holds(0))
+    await engine.publish(blocks(0, 2))
+    await eventually(lambda: fed.holds(2))
+    assert fed.unreadable == 1
+    fed.worker.worker.incarnation = 2
+    await eventually(lambda: fed.holds(2, ReplicaKey("w1", 2)))
+    assert fed.unreadable == 2
+
+
+async def test_a_message_of_another_shape_is_passed_over(fed: Fed) -> None:
+    """It has no number, so nothing is missing behind it."""
+    engine = await fed.start()
+    await fed.listens()
+    await engine.send_frames(b"x")
+    await engine.send_frames(b"short", b"payload")
+    await engine.publish(blocks(0, 2))
+    await eventually(lambda: fed.holds(2))
+    assert (fed.unreadable, fed.gaps) == (2, 0)
 
 
 async def test_a_restarted_engine_starts_empty(fed: Fed) -> None:

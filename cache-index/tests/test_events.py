@@ -321,3 +321,25 @@ def quiesce(wire: Wire) -> None:
         wire.clock.advance(PATIENCE_S)
         wire.inbox.append(wire.log[-1])
     raise AssertionError("the gate never caught up")
+
+
+def test_unreadable_batches_are_made_good_by_few_snapshots() -> None:
+    """The first asks at once; one whose batches all are like that is asked every few seconds."""
+    clock = FakeClock()
+    gate = Gate(10, clock)
+    gate.open(1, None)
+    follow(gate, 1)
+    for wanted in (True, False):
+        with pytest.raises(InvalidRequest):
+            gate.take_batch(batch(gate.next_seq, KvEvent()))
+        assert bool(gate.unreadable()) is wanted
+        assert gate.applied(gate.seq).acknowledged_seq == gate.seq
+        assert gate.take_batch(batch(gate.next_seq + 1)) is None
+        clock.advance(PATIENCE_S - 0.1 if wanted else PATIENCE_S)
+        if wanted:
+            assert isinstance(gate.take_snapshot(Snapshot(as_of_seq=2, last=True)), Replacement)
+            gate.replaced(2)
+    reply = gate.ask_again()
+    assert reply is not None
+    assert reply.snapshot_wanted
+    assert gate.num_gaps == 2

@@ -148,6 +148,20 @@ async def test_what_cannot_be_read_is_passed_over(
     assert following.rescans("malformed") >= 1
 
 
+async def test_what_is_no_hash_in_a_set_is_passed_over(
+    store: Store, redis: Redis, following
+) -> None:
+    """Read whole, one foreign member of a set would hold up everything behind it, for ever."""
+    await store.register(A)
+    await redis.sadd(KEYS.blocks(A.model, A.replica, TIERS[0]), b"foreign")
+    await store.apply(A, [add(1, 1, 2)])
+    await redis.delete(KEYS.deltas)
+    await store.register(B)
+    await store.apply(B, [add(1, 1)])
+    await eventually(lambda: following.mirror.depths([1, 2]) == {A.replica: 2, B.replica: 1})
+    assert following.metrics.index_failures._value.get() >= 1
+
+
 async def test_silent_drift_is_found(store: Store, redis: Redis, following) -> None:
     """What no change tells, the comparison of sizes does."""
     await store.register(A)

@@ -194,13 +194,34 @@ async def test_foreign_hashes_are_refused(client: SessionClient) -> None:
     assert await stats(client) == {}
 
 
+CUT = pb.KvEvent(stored=pb.BlocksStored(block_hashes=b"cut", tier=1))
+
+
+@pytest.mark.parametrize("event", [stored(HASHES, tier=0), CUT, pb.KvEvent()])
+async def test_a_batch_that_cannot_be_read_is_made_good_by_a_snapshot(
+    client: SessionClient, event: pb.KvEvent
+) -> None:
+    """No tier, cut hashes, a kind that only a newer worker knows: it would come again for ever."""
+    async with await client.start(PUBLISH) as call:
+        await say(call, hello(W1))
+        call.send(batch(1, stored(HASHES[:3])))
+        await until_acknowledged(call, 1)
+        assert (await say(call, batch(2, event))).snapshot_wanted
+        whole = pb.Snapshot(as_of_seq=2, blocks=[stored(HASHES[:2]).stored], last=True)
+        call.send(pb.PublishMessage(snapshot=whole))
+        await until_acknowledged(call, 2)
+        call.send(batch(3, stored(HASHES[2:4])))
+        await until_acknowledged(call, 3)
+        assert await hits(client, HASHES) == {"w1": 4}
+
+
 async def test_malformed_streams_are_refused(client: SessionClient) -> None:
-    """No Hello, a second Hello, no tier, cut hashes."""
+    """No Hello, a second Hello, a snapshot of cut hashes."""
     async with await client.start(PUBLISH) as call:
         with pytest.raises(InvalidRequest):
             await say(call, batch(1))
-    cut = pb.KvEvent(stored=pb.BlocksStored(block_hashes=b"cut", tier=1))
-    for wrong in (hello(W1), batch(1, stored(HASHES, tier=0)), batch(1, cut)):
+    cut = pb.PublishMessage(snapshot=pb.Snapshot(as_of_seq=1, blocks=[CUT.stored], last=True))
+    for wrong in (hello(W1), cut):
         async with await client.start(PUBLISH) as call:
             await say(call, hello(W1))
             with pytest.raises(InvalidRequest):

@@ -36,6 +36,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "BlockRemoved": ("block_hashes", "medium", "group_idx"),
     "AllBlocksCleared": (),
 }
+_MAX_TOKEN_ID = 2**32 - 1
 _WHOLE_KINDS = ("", "full", "mla")
 
 
@@ -83,7 +84,15 @@ def decode_batch(payload: bytes) -> list[EngineEvent]:
     try:
         batch = _record(msgspec.msgpack.decode(payload), _BATCH_FIELDS)
         return [event for raw in batch["events"] if (event := _event(raw)) is not None]
-    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
+    except (
+        msgspec.MsgspecError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise ValueError(f"not a batch of KV events: {error!r}") from error
 
 
@@ -102,8 +111,8 @@ def _event(raw: Any) -> EngineEvent | None:  # Any: decoded msgpack
     return EngineStored(
         hashes=hashes,
         parent=None if fields["parent_block_hash"] is None else _hash(fields["parent_block_hash"]),
-        token_ids=tuple(int(one) for one in fields["token_ids"]),
-        block_size=int(fields["block_size"]),
+        token_ids=tuple(_natural(one, _MAX_TOKEN_ID) for one in fields["token_ids"]),
+        block_size=_natural(fields["block_size"] or None, _MAX_TOKEN_ID),
         tier=tier,
         adapter=_adapter(fields),
         extra_keys=_extra_keys(fields.get("extra_keys"), len(hashes)),
@@ -114,6 +123,12 @@ def _event(raw: Any) -> EngineEvent | None:  # Any: decoded msgpack
 
 def _record(raw: Any, names: Sequence[str]) -> dict[str, Any]:  # Any: decoded msgpack
     return raw if isinstance(raw, dict) else dict(zip(names, raw, strict=False))
+
+
+def _natural(raw: Any, most: int) -> int:  # Any: decoded msgpack
+    if not isinstance(raw, int) or not 0 <= raw <= most:
+        raise ValueError(f"{raw!r} is no number from 0 to {most}")
+    return raw
 
 
 def _hash(raw: Any) -> EngineHash:  # Any: decoded msgpack

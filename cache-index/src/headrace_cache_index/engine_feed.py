@@ -4,6 +4,8 @@ Who the worker is, which model it serves and how its blocks are hashed, it says 
 Order makes it right: subscribe, replay everything the engine still has, write a snapshot, then
 follow. A gap is replayed; where that is no longer possible, or the engine has started over, what
 was known is forgotten and built anew from the replay: blocks may be missing then, never invented.
+A message that cannot be read is passed over and counted; as a removal may be in it, what was known
+before is forgotten then, too.
 While Redis is away the state is kept here and written whole afterwards.
 """
 
@@ -11,8 +13,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
-from headrace_cache_index.engine_events import decode_batch
+from headrace_cache_index.engine_events import EngineCleared, EngineEvent, decode_batch
 from headrace_cache_index.engines_file import EngineEntry
 from headrace_cache_index.events import KEPT_RATIO, Change
 from headrace_cache_index.metrics import CacheIndexMetrics
@@ -55,19 +58,27 @@ class EngineFeed:
     ) -> None:
         self._engine, self._store, self._metrics = engine, store, metrics
         self._renew_every_s, self._max_blocks = renew_every_s, max_blocks
+        self._has_told_unreadable = False
 
     async def follow(self) -> None:
         """Follow one life of the worker; call again for the next one.
 
         Raises:
             HeadraceError: the worker cannot be asked, or another publisher speaks for it.
-            ValueError: the engine speaks another protocol.
         """
         replica, card = await self._describe()
         check_recipe(card.recipe)
-        engine = self._engine
-        with ZmqSource(engine.events, engine.replay, engine.topic) as source:
-            life = _Life(replica, card, source, self._store, self._metrics, self._max_blocks)
+        engine, self._has_told_unreadable = self._engine, False
+        with ZmqSource(engine.events, engine.replay, engine.topic, self._note_unreadable) as source:
+            life = _Life(
+                replica,
+                card,
+                source,
+                self._store,
+                self._metrics,
+                self._max_blocks,
+                self._note_unreadable,
+            )
             self._metrics.engines.inc()
             try:
                 await life.start_over()
@@ -85,6 +96,13 @@ class EngineFeed:
                             return
             finally:
                 self._metrics.engines.dec()
+
+    def _note_unreadable(self, reason: str) -> None:
+        """Count a message that is passed over; the first of a life is logged."""
+        self._metrics.unreadable.inc()
+        if not self._has_told_unreadable:
+            self._has_told_unreadable = True
+            _log.warning("%s: passed over: %s", self._engine.events, reason)
 
     async def _describe(self) -> tuple[ReplicaKey, ModelCard]:
         channel = open_channel(self._engine.worker)
@@ -108,8 +126,10 @@ class _Life:
         store: Store,
         metrics: CacheIndexMetrics,
         max_blocks: int,
+        on_unreadable: Callable[[str], None],
     ) -> None:
         self._source, self._store, self._metrics = source, store, metrics
+        self._on_unreadable = on_unreadable
         self._publisher = Publisher(replica, card.model, max_blocks)
         recipe = card.recipe
         self._translator = Translator(
@@ -201,7 +221,14 @@ class _Life:
 
     def _translate(self, message: EngineMessage) -> Change:
         left_out = self._translator.num_left_out
-        change = self._translator.apply(decode_batch(message.payload), self._seq + 1)
+        events: list[EngineEvent]
+        try:
+            events = decode_batch(message.payload)
+        except ValueError as error:
+            self._on_unreadable(str(error))
+            # A removal may have been in it: nothing known before can be trusted.
+            self._is_behind, events = True, [EngineCleared()]
+        change = self._translator.apply(events, self._seq + 1)
         self._metrics.engine_left_out.inc(self._translator.num_left_out - left_out)
         self._next = message.number + 1
         self._applied[message.number] = hash(message.payload)

@@ -14,6 +14,7 @@ the state after some prefix of the worker's log, and asks until it holds all of 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -151,7 +152,7 @@ class Gate:
     def __init__(self, limit_blocks: int, clock: Clock) -> None:
         self.limit_blocks, self._clock = limit_blocks, clock
         self._assembling: _Assembly | None = None
-        self._asked_at_s = 0.0
+        self._asked_at_s, self._unreadable_at_s = 0.0, -math.inf
         self.mode = Mode.FOLLOWING
         # Last batch that is in the index, and the next one to let through.
         self.seq = 0
@@ -176,7 +177,7 @@ class Gate:
         """Return the change to apply now, or what to answer, or None.
 
         Raises:
-            InvalidRequest: the batch is malformed.
+            InvalidRequest: the batch is malformed; see `unreadable`.
         """
         if batch.seq < self.next_seq:
             return PublishReply(acknowledged_seq=self.seq)
@@ -215,8 +216,6 @@ class Gate:
     def applied(self, seq: int) -> PublishReply:
         """Record that the index now is as of *seq*, whole."""
         self.seq = seq
-        if self.mode is not Mode.REPLAY:
-            self.mode = Mode.FOLLOWING
         return PublishReply(acknowledged_seq=seq)
 
     def replaced(self, seq: int) -> PublishReply:
@@ -235,6 +234,19 @@ class Gate:
         """Record that the index holds nothing of this replica, as of *seq*."""
         self._set(seq)
         return self.want_snapshot()
+
+    def unreadable(self) -> PublishReply | None:
+        """Record that a batch cannot be read: only a snapshot tells what it said.
+
+        A publisher all of whose batches are like that is asked every few seconds.
+        """
+        self.num_gaps += 1
+        now_s = self._clock.now_s()
+        if now_s - self._unreadable_at_s >= PATIENCE_S:
+            self._unreadable_at_s = now_s
+            return self.want_snapshot()
+        self.mode, self._asked_at_s, self._assembling = Mode.SNAPSHOT, now_s, None
+        return None
 
     def messages_dropped(self) -> PublishReply | None:
         """Record that batches were dropped unread."""

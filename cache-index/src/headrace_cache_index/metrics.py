@@ -15,6 +15,12 @@ class CacheIndexMetrics:
         self.batches = Counter(
             "headrace_cache_index_batches", "Event batches written.", registry=registry
         )
+        self.unreadable = Counter(
+            "headrace_cache_index_unreadable",
+            "KV events, of workers and engines, that could not be read; what they may have said is "
+            "told anew, or forgotten.",
+            registry=registry,
+        )
         self.snapshots = Counter(
             "headrace_cache_index_snapshots", "Snapshots written.", registry=registry
         )

@@ -19,7 +19,11 @@ from headrace_cache_index.outcome import Outcome, Status
 from headrace_cache_index.store import Publisher, Store
 from headrace_common.errors import InvalidRequest, Unavailable
 from headrace_common.lifecycle import cancel_and_wait
-from headrace_contracts.cache_index.v1.cache_index_pb2 import PublishMessage, PublishReply
+from headrace_contracts.cache_index.v1.cache_index_pb2 import (
+    KvEventBatch,
+    PublishMessage,
+    PublishReply,
+)
 
 _log = logging.getLogger(__name__)
 _MAX_INBOX = 1024
@@ -94,6 +98,7 @@ class PublisherStream:
         self.publisher, self.gate = publisher, gate
         self._store, self._metrics, self._renew_every_s = store, metrics, renew_every_s
         self._inbox = _Inbox()
+        self._has_told_unreadable = False
 
     async def serve(
         self, messages: AsyncIterator[PublishMessage], next_seq: int
@@ -101,7 +106,7 @@ class PublisherStream:
         """Answer the Hello, then every message.
 
         Raises:
-            InvalidRequest: the stream is malformed, or a newer incarnation has come.
+            InvalidRequest: the stream or a snapshot is malformed, or a newer incarnation has come.
         """
         outcome = await self._until_up(lambda: self._store.register(self.publisher))
         self._refuse_superseded(outcome)
@@ -143,7 +148,7 @@ class PublisherStream:
                 return replies + await self._take_snapshot(message)
             if kind != "batch":
                 raise InvalidRequest("After the Hello only batches and snapshots may follow.")
-            taken = self.gate.take_batch(message.batch)
+            taken = self._taken(message.batch)
             if isinstance(taken, Change):
                 changes.append(taken)
             else:
@@ -151,6 +156,16 @@ class PublisherStream:
         if changes:
             replies += await self._apply(changes)
         return replies
+
+    def _taken(self, batch: KvEventBatch) -> Change | PublishReply | None:
+        try:
+            return self.gate.take_batch(batch)
+        except InvalidRequest as error:
+            self._metrics.unreadable.inc()
+            if not self._has_told_unreadable:
+                self._has_told_unreadable = True
+                _log.warning("%s: batch %d: %s", self.publisher.replica, batch.seq, error)
+            return self.gate.unreadable()
 
     async def _apply(self, changes: list[Change]) -> list[PublishReply]:
         outcome = await self._until_up(lambda: self._store.apply(self.publisher, changes))

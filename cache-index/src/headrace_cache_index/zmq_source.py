@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 import zmq
@@ -34,9 +35,14 @@ class ZmqSource:
         events: endpoint of the PUB socket.
         replay: endpoint of the ROUTER socket; None = there is none.
         topic: what is subscribed.
+        on_unreadable: called with each message that is none of the protocol; it is passed over, and
+            the number of the next one shows the gap.
     """
 
-    def __init__(self, events: str, replay: str | None, topic: str) -> None:
+    def __init__(
+        self, events: str, replay: str | None, topic: str, on_unreadable: Callable[[str], None]
+    ) -> None:
+        self._on_unreadable = on_unreadable
         self._context = zmq.asyncio.Context()
         self._replay = replay
         self._live = self._context.socket(zmq.SUB)
@@ -51,21 +57,19 @@ class ZmqSource:
         self._context.destroy(linger=0)
 
     async def receive(self, timeout_s: float) -> EngineMessage | None:
-        """Return the next live message, or None if none came in time.
-
-        Raises:
-            ValueError: it is no message of the protocol.
-        """
+        """Return the next live message, or None if none came in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                return _message(await self._live.recv_multipart())
+                while True:
+                    message = self._read(await self._live.recv_multipart())
+                    if message is not None:
+                        return message
         return None
 
     async def replay(self, first: int) -> list[EngineMessage]:
         """Return the batches from number *first* on that the engine still has; none on silence.
 
-        Raises:
-            ValueError: an answer is no message of the protocol.
+        Of several with an unreadable one among them, those behind it.
         """
         if self._replay is None:
             return []
@@ -75,13 +79,19 @@ class ZmqSource:
             socket.connect(self._replay)
             async with asyncio.timeout(_REPLAY_TIMEOUT_S):
                 await socket.send_multipart([b"", first.to_bytes(8, "big")])
-                while (one := _message(await socket.recv_multipart())).number != _END:
-                    found.append(one)
+                while True:
+                    one = self._read(await socket.recv_multipart())
+                    if one is None:
+                        found.clear()
+                    elif one.number == _END:
+                        break
+                    else:
+                        found.append(one)
         return found
 
-
-def _message(frames: list[bytes]) -> EngineMessage:
-    # Engines differ in what stands before the last two frames.
-    if len(frames) < 2 or len(frames[-2]) != 8:
-        raise ValueError(f"a message of {len(frames)} frames is none of an engine's KV events")
-    return EngineMessage(int.from_bytes(frames[-2], "big"), frames[-1])
+    def _read(self, frames: list[bytes]) -> EngineMessage | None:
+        # Engines differ in what stands before the last two frames.
+        if len(frames) < 2 or len(frames[-2]) != 8:
+            self._on_unreadable(f"a message of {len(frames)} frames is none of KV events")
+            return None
+        return EngineMessage(int.from_bytes(frames[-2], "big"), frames[-1])

@@ -23,6 +23,7 @@ from redis.exceptions import ResponseError
 from headrace_common.clock import Clock
 from headrace_common.kv_index import (
     DELTA_FIELD,
+    SHORT_HASH_BYTES,
     TIERS,
     IndexKeys,
     RegistryEntry,
@@ -214,7 +215,7 @@ class IndexFeed:
                 while True:
                     cursor, members = await self._redis.sscan(name, cursor, count=_SCAN_COUNT)
                     raise_if_cancelled()
-                    hashes = short_ints(b"".join(cast("list[bytes]", members)))
+                    hashes = self._hashes(cast("list[bytes]", members))
                     for start in range(0, len(hashes), _BLOCKS_PER_TURN):
                         part = hashes[start : start + _BLOCKS_PER_TURN]
                         self._mirror.add(fresh, tier, part)
@@ -225,6 +226,14 @@ class IndexFeed:
             self._mirror.abandon(fresh)
             raise
         self._mirror.commit(key, fresh)
+
+    def _hashes(self, members: list[bytes]) -> list[int]:
+        """Return the hashes in a set; what is none, somebody else put there."""
+        joined = b"".join(members)
+        if len(joined) != SHORT_HASH_BYTES * len(members):
+            self._metrics.index_failures.inc()
+            joined = b"".join(one for one in members if len(one) == SHORT_HASH_BYTES)
+        return short_ints(joined)
 
     async def _stream_end(self) -> StreamId:
         try:

@@ -182,8 +182,13 @@ def _take_batch(held: Held, batch: pb.KvEventBatch) -> None:
             held.num_gaps += 1
             held.ask_for_replay()
     else:
-        for event in batch.events:
-            _apply(held, event)
+        try:
+            for event in batch.events:
+                _apply(held, event)
+        except InvalidRequest:
+            held.num_gaps += 1
+            held.ask_for_snapshot()
+            return
         held.seq, held.waits_for_replay = batch.seq, False
         held.reply(pb.PublishReply(acknowledged_seq=held.seq))
 

@@ -81,15 +81,28 @@ class ZmqEngine:
 
     async def publish(self, *events: dict[str, Any], lost: bool = False) -> None:
         """Publish one batch; *lost*: nobody gets it but by a replay."""
-        payload, number = encode(list(events), self._form), self.next_number
-        self.next_number += 1
-        self._kept = [*self._kept, (number, payload)][-self._num_kept :]
-        if not lost:
-            await self._send(number, payload)
+        payload = encode(list(events), self._form)
+        if lost:
+            self._keep(payload)
+        else:
+            await self.publish_raw(payload)
+
+    async def publish_raw(self, payload: bytes) -> None:
+        """Publish what may be no batch."""
+        await self._send(self._keep(payload), payload)
+
+    async def send_frames(self, *frames: bytes) -> None:
+        """Publish what may be no message; it has no number."""
+        await self._pub.send_multipart([self._topic, *frames])
 
     async def repeat(self, number: int) -> None:
         """Publish live what was lost, as if it had only been late."""
         await self._send(number, dict(self._kept)[number])
+
+    def _keep(self, payload: bytes) -> int:
+        number, self.next_number = self.next_number, self.next_number + 1
+        self._kept = [*self._kept, (number, payload)][-self._num_kept :]
+        return number
 
     def restart(self) -> None:
         """Begin a new life: numbers start over and nothing is kept."""
