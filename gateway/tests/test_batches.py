@@ -11,6 +11,7 @@ import pytest
 
 from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH
 from headrace_contracts.usage.v1 import usage_pb2
+from headrace_gateway.batch_api import file_routes
 from headrace_gateway.batch_api.input_lines import MAX_LINE_BYTES
 from headrace_gateway.prompt import PromptEncoder
 from headrace_testing.fake_worker import MODEL
@@ -73,6 +74,34 @@ async def test_files_are_kept_listed_and_deleted(fleet: GatewayFleet) -> None:
         await client.files.delete(made.id)
         with pytest.raises(openai.NotFoundError):
             await client.files.retrieve(made.id)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_an_upload_that_breaks_off_is_no_mistake_of_ours(
+    fleet: GatewayFleet,
+    leaves: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whoever leaves is forgotten, whoever falls silent is told so."""
+    monkeypatch.setattr(file_routes, "_PIECE_TIMEOUT_S", 0.2)
+    reader, writer = await asyncio.open_connection("127.0.0.1", fleet.gateway.port)
+    writer.write(
+        b"POST /v1/files HTTP/1.1\r\nhost: here\r\ncontent-length: 999\r\n"
+        b"content-type: multipart/form-data; boundary=x\r\nauthorization: Bearer %s\r\n\r\n--x\r\n"
+        % fleet.api_key.encode()
+    )
+    await writer.drain()
+    if leaves:
+        await asyncio.sleep(0.1)
+        writer.close()
+        await asyncio.sleep(0.3)
+    else:
+        assert (await reader.readline()).split()[1] == b"408"
+        writer.close()
+    assert not [it for it in caplog.records if it.levelname == "ERROR"]
+    async with fleet.openai() as client:
+        assert [one async for one in client.files.list()] == []
 
 
 async def test_a_batch_from_lines_to_results(fleet: GatewayFleet) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
@@ -11,11 +12,11 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
 
-from headrace_common.errors import InvalidRequest
+from headrace_common.errors import ClientGone, InvalidRequest
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.auth import KeyAuth
 from headrace_gateway.batch_api.stored_files import CHUNK_BYTES, MAX_TTL_S, MIN_TTL_S, StoredFiles
-from headrace_gateway.error_body import BodyTooLarge
+from headrace_gateway.error_body import BodyTimeout, BodyTooLarge
 from headrace_gateway.http_exchange import Receive
 from headrace_gateway.pages import page
 from headrace_gateway.state.owner_of import owner_of
@@ -23,6 +24,8 @@ from headrace_gateway.state.owner_of import owner_of
 _FIELDS = ("purpose", "file", "expires_after[anchor]", "expires_after[seconds]")
 # What a form's own marks add to a file.
 _FORM_BYTES = 64 * 1024
+# Who uploads may take his time, but not fall silent.
+_PIECE_TIMEOUT_S = 30.0
 
 # As OpenAPI describes it.
 _UPLOAD = {
@@ -119,7 +122,13 @@ def _limited(receive: Receive, max_bytes: int) -> Any:  # Any: ASGI's receive
 
     async def count() -> Any:  # Any: an ASGI message
         nonlocal size_bytes
-        message = await receive()
+        try:
+            async with asyncio.timeout(_PIECE_TIMEOUT_S):
+                message = await receive()
+        except TimeoutError:
+            raise BodyTimeout("The file came too slowly.") from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone("The client left before its file was read.")
         size_bytes += len(message.get("body", b""))
         if size_bytes > max_bytes:
             raise BodyTooLarge(f"The file is larger than {max_bytes - _FORM_BYTES} bytes.")
