@@ -141,6 +141,40 @@ async def test_count_tokens_equals_the_prompt_of_an_answer(fleet: GatewayFleet) 
     assert counted.input_tokens == answer.usage.input_tokens
 
 
+async def test_the_tool_runner_runs_without_a_thread(fleet: GatewayFleet) -> None:
+    """It asks for a conversation held by the server first, and goes on by itself without."""
+
+    @anthropic.beta_async_tool
+    async def weather(city: str) -> str:
+        """Tell the weather."""
+        fleet.worker.script = saying("Take a coat.")
+        return f"Rain in {city}."
+
+    call = '{"name": "weather", "arguments": {"city": "Bonn"}}'
+    fleet.worker.script = saying(f"<tool_call>\n{call}\n</tool_call>")
+    async with fleet.anthropic() as client:
+        runner = client.beta.messages.tool_runner(
+            model=MODEL, max_tokens=200, messages=SAY, tools=[weather]
+        )
+        last = await runner.until_done()
+    assert (last.content[0].text, last.stop_reason) == ("Take a coat.", "end_turn")
+    seen = bytes(i for i in fleet.worker.requests[-1].prompt_token_ids if i < 256).decode()
+    assert "Rain in Bonn." in seen
+
+
+async def test_as_many_stop_sequences_as_workers_take(fleet: GatewayFleet) -> None:
+    """Anthropic documents no bound."""
+    async with fleet.anthropic() as client:
+        answer = await client.messages.create(
+            model=MODEL, max_tokens=99, messages=SAY, stop_sequences=[f"{n};" for n in range(64)]
+        )
+        assert answer.stop_reason == "end_turn"
+        with pytest.raises(anthropic.BadRequestError, match="stop_sequences"):
+            await client.messages.create(
+                model=MODEL, max_tokens=9, messages=SAY, stop_sequences=["x"] * 65
+            )
+
+
 async def test_count_tokens_of_what_fits_no_context(fleet: GatewayFleet) -> None:
     """How long it is can be asked to shorten it."""
     long = [{"role": "user", "content": "x" * 5000}]

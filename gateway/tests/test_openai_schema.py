@@ -72,7 +72,7 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{
         ({"logit_bias": {"1": 101}}, "logit_bias"),
         ({"logit_bias": {str(idx): 1 for idx in range(1025)}}, "logit_bias"),
         ({"stop": ["a", ""]}, "stop"),
-        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": ["a"] * 65}, "stop"),
         ({"stop": 5}, "stop"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),

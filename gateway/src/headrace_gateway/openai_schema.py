@@ -50,6 +50,8 @@ from headrace_gateway.tool_fields import add_tools, guard_json
 
 _UINT32 = 2**32
 _MAX_CHOICES = 128
+# As many as workers take; OpenAI documents four, Anthropic no bound.
+_MAX_STOPS = 64
 
 # Field -> values that ask for nothing and are let pass.
 _REFUSED: dict[str, tuple[object, ...]] = {
@@ -267,9 +269,10 @@ def _stops(stop: str | list[str] | None) -> Sequence[str]:
     if stop is None:
         return ()
     stops = [stop] if isinstance(stop, str) else stop
-    if len(stops) > 4 or not all(0 < len(text) <= 1024 for text in stops):
+    if len(stops) > _MAX_STOPS or not all(0 < len(text) <= 1024 for text in stops):
         raise InvalidRequest(
-            "stop may hold up to 4 texts of 1 to 1024 characters, none empty.", param="stop"
+            f"stop may hold up to {_MAX_STOPS} texts of 1 to 1024 characters, none empty.",
+            param="stop",
         )
     return stops
 

@@ -223,6 +223,8 @@ class MessagesBody(CountBody, kw_only=True, forbid_unknown_fields=True):
     top_k: Annotated[int, Meta(ge=0, lt=2**32)] | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
+    # A conversation that the server holds; refused. Any: whatever JSON the client sent.
+    thread: Any = None
 
 
 MESSAGES_DECODER = msgspec.json.Decoder(MessagesBody)

@@ -9,9 +9,10 @@ import orjson
 from headrace_common.clock import Clock
 from headrace_common.errors import HeadraceError, InvalidRequest
 from headrace_gateway.answer import Sink, total_usage
+from headrace_gateway.answer_extras import Json
 from headrace_gateway.api_request import Endpoint
 from headrace_gateway.event_stream import named_event
-from headrace_gateway.messages_api.schema import parse_messages
+from headrace_gateway.messages_api.schema import ThreadUnsupported, parse_messages
 from headrace_gateway.messages_api.sinks import StreamedMessage, WholeMessage
 from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.visit import Caller, Exchange, Reading, Visit
@@ -69,8 +70,10 @@ def message_error(error: HeadraceError, request_id: str) -> bytes:
     kind = _ERROR_TYPES.get(error.http_status, "api_error" if is_ours else _CLIENTS_FAULT)
     if error.public_type == "insufficient_quota":
         kind = "billing_error"
-    body = {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
-    return orjson.dumps(body)
+    told: Json = {"type": kind, "message": message}
+    if isinstance(error, ThreadUnsupported):
+        told["details"] = {"error_code": error.public_code, "unsupported": ["thread"]}
+    return orjson.dumps({"type": "error", "error": told, "request_id": request_id})
 
 
 def is_anthropic(path: str, headers: Mapping[str, str]) -> bool:

@@ -68,6 +68,13 @@ _NAMES = {
 }
 
 
+class ThreadUnsupported(InvalidRequest):
+    """The server is asked to hold the conversation; clients that know the code send it whole."""
+
+    reason = "THREAD_UNSUPPORTED"
+    public_code = "thread_unsupported_request"
+
+
 @dataclass
 class _Chat:
     """Messages as a chat has them, and how the client calls each."""
@@ -120,6 +127,8 @@ def _read(asked: CountBody) -> ApiRequest:
         )
         body.response_format = JsonSchemaFormat(json_schema=schema)
     if isinstance(asked, MessagesBody):
+        if asked.thread is not None:
+            raise ThreadUnsupported("thread is not supported; send all messages.", param="thread")
         _add_sampling(body, asked)
     with renaming(chat.names):
         request = read_chat(body, Endpoint.MESSAGES)
