@@ -1,5 +1,6 @@
 """The guard sees what the worker gets: every text, in every format, as it reaches the prompt."""
 
+import json
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from headrace_gateway.api_request import (
     ToolUse,
 )
 from headrace_gateway.guard_parts import complete_guard_parts
+from headrace_gateway.messages_api.schema import parse_messages
+from headrace_gateway.responses_api import schema as responses
 
 
 def request_of(messages: list[Message], **fields: Any) -> ApiRequest:
@@ -103,3 +106,35 @@ def test_what_a_parser_noted_is_not_seen_twice() -> None:
     complete_guard_parts(request)
     complete_guard_parts(request)
     assert [part.path for part in request.guard_parts] == ["my.path"]
+
+
+def test_calls_and_results_keep_the_names_of_their_protocol() -> None:
+    """What the guard blocks is named as the client wrote it, also where calls share a message."""
+    calls = [
+        {"type": "function_call", "call_id": it, "name": "f", "arguments": "{}"} for it in "ab"
+    ]
+    output = {"type": "function_call_output", "call_id": "a", "output": "rain"}
+    asked = {"model": "m", "input": [{"role": "user", "content": "hi"}, *calls, output]}
+    response = responses.read(responses.parse(json.dumps(asked).encode()), [])
+    assert [part.path for part in response.guard_parts] == [
+        "input[0].content",
+        "input[1].call_id", "input[1].name", "input[1].arguments",
+        "input[2].call_id", "input[2].name", "input[2].arguments",
+        "input[3].output", "input[3].call_id",
+    ]  # fmt: skip
+    use = {"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "rain"}
+    turns = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [{"type": "text", "text": "I look."}, use]},
+        {"role": "user", "content": [result]},
+    ]
+    body = {"model": "m", "max_tokens": 5, "system": "s", "messages": turns}
+    message = parse_messages(json.dumps(body).encode())
+    assert [part.path for part in message.guard_parts] == [
+        "system",
+        "messages[0].content",
+        "messages[1].content",
+        "messages[1].content[1].id", "messages[1].content[1].name", "messages[1].content[1].input",
+        "messages[2].content[0].content", "messages[2].content[0].tool_use_id",
+    ]  # fmt: skip

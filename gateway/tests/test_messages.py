@@ -218,7 +218,7 @@ async def test_count_tokens_of_what_fits_no_context(fleet: GatewayFleet) -> None
                     }
                 ]
             },
-            "messages[0].content[0].tool_call_id",
+            "messages[0].content[0].tool_use_id",
         ),
     ],
 )

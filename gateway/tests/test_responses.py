@@ -305,6 +305,10 @@ async def test_items_become_messages(fleet: GatewayFleet) -> None:
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"include": ["file_search_call.results"]}, "include[0]"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]},
+            "input[0].call_id",
+        ),
         ({"background": True, "store": False}, "store"),
         ({"truncation": "auto"}, "truncation"),
         (

@@ -14,7 +14,6 @@ errors are translated back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import orjson
 
@@ -51,7 +50,7 @@ from headrace_gateway.openai_bodies import (
     ToolCallBody,
 )
 from headrace_gateway.openai_schema import read_chat
-from headrace_gateway.param_names import rename_parts, renaming
+from headrace_gateway.param_names import TranslatedChat, rename_parts, renaming
 
 # Field -> values that ask for nothing and are let pass.
 _REFUSED: dict[str, tuple[object, ...]] = {
@@ -75,21 +74,6 @@ class ThreadUnsupported(InvalidRequest):
     public_code = "thread_unsupported_request"
 
 
-@dataclass
-class _Chat:
-    """Messages as a chat has them, and how the client calls each."""
-
-    messages: list[MessageBody] = field(default_factory=list)
-    names: dict[str, str] = field(default_factory=lambda: dict(_NAMES))
-
-    def add(self, message: MessageBody, name: str) -> None:
-        place = f"messages[{len(self.messages)}]"
-        self.names[place] = name
-        if name == "system":
-            self.names[f"{place}.content"] = name
-        self.messages.append(message)
-
-
 def parse_messages(body: bytes) -> ApiRequest:
     """Parse the body of /v1/messages.
 
@@ -110,9 +94,9 @@ def parse_count(body: bytes) -> ApiRequest:
 
 def _read(asked: CountBody) -> ApiRequest:
     _check(asked)
-    chat = _Chat()
+    chat = TranslatedChat(dict(_NAMES))
     if asked.system:
-        chat.add(MessageBody(role="system", content=_joined(asked.system)), "system")
+        chat.add(MessageBody(role="system", content=_joined(asked.system)), "system", content="")
     for idx, turn in enumerate(asked.messages):
         _add_turn(chat, turn, f"messages[{idx}]")
     body = ChatBody(model=asked.model, messages=chat.messages)
@@ -157,25 +141,26 @@ def _check(asked: CountBody) -> None:
         raise _not_supported("output_config.task_budget")
 
 
-def _add_turn(chat: _Chat, turn: Turn, path: str) -> None:
+def _add_turn(chat: TranslatedChat, turn: Turn, path: str) -> None:
     if isinstance(turn.content, str):
         chat.add(MessageBody(role=turn.role, content=turn.content), path)
         return
     texts: list[str] = []
-    calls: list[ToolCallBody] = []
+    calls: list[tuple[ToolCallBody, str]] = []
     for idx, block in enumerate(turn.content):
         where = f"{path}.content[{idx}]"
         if isinstance(block, TextBlock):
             texts.append(block.text)
         elif isinstance(block, ToolUseBlock) and turn.role == "assistant":
-            calls.append(_call(block, where))
+            calls.append((_call(block, where), where))
         elif isinstance(block, ToolResultBlock) and turn.role == "user":
-            chat.add(_result(block, where), where)
+            chat.add(_result(block, where), where, tool_call_id="tool_use_id")
         elif not isinstance(block, ThinkingBlock | RedactedThinkingBlock):
             raise _wrong_block(block, where)
     if texts or calls or turn.role == "assistant":
-        message = MessageBody(role=turn.role, content="\n\n".join(texts), tool_calls=calls or None)
-        chat.add(message, path)
+        chat.add(MessageBody(role=turn.role, content="\n\n".join(texts)), path)
+        for call, where in calls:
+            chat.add_call(call, where, arguments="input")
     elif not turn.content:
         raise InvalidRequest("content must not be empty.", param=f"{path}.content")
 

@@ -8,7 +8,7 @@ instructions hold for this response only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from headrace_gateway import openai_bodies as chat_bodies
 from headrace_gateway.api_request import ApiRequest, Endpoint
 from headrace_gateway.json_body import convert, decode
 from headrace_gateway.openai_schema import read_chat
-from headrace_gateway.param_names import rename_parts, renaming
+from headrace_gateway.param_names import TranslatedChat, rename_parts, renaming
 from headrace_gateway.responses_api.bodies import (
     DECODER,
     AllowedToolsChoice,
@@ -80,21 +80,6 @@ class Asked:
         return bool(self.body.top_logprobs) or _LOGPROBS in (self.body.include or ())
 
 
-@dataclass
-class _Chat:
-    """Messages as a chat has them, and how the client calls each."""
-
-    messages: list[chat_bodies.MessageBody] = field(default_factory=list)
-    names: dict[str, str] = field(default_factory=lambda: dict(_NAMES))
-
-    def add(self, message: chat_bodies.MessageBody, name: str) -> None:
-        place = f"messages[{len(self.messages)}]"
-        self.names[place] = name
-        if name == "instructions":
-            self.names[f"{place}.content"] = name
-        self.messages.append(message)
-
-
 def parse(body: bytes) -> Asked:
     """Parse a body.
 
@@ -124,10 +109,10 @@ def read(asked: Asked, earlier: Sequence[Json]) -> ApiRequest:
     Raises:
         InvalidRequest: `param` names the field at fault.
     """
-    body, chat = asked.body, _Chat()
+    body, chat = asked.body, TranslatedChat(dict(_NAMES))
     if body.instructions:
         message = chat_bodies.MessageBody(role="system", content=body.instructions)
-        chat.add(message, "instructions")
+        chat.add(message, "instructions", content="")
     for items, name in ((earlier, "previous_response_id"), (asked.items, "input")):
         for idx, item in enumerate(items):
             _add_item(chat, convert(item, Item, f"{name}[{idx}]"), f"{name}[{idx}]")
@@ -172,23 +157,21 @@ def _typed(item: Any, path: str) -> Json:  # Any: JSON of the client
     return typed
 
 
-def _add_item(chat: _Chat, item: Item, name: str) -> None:
+def _add_item(chat: TranslatedChat, item: Item, name: str) -> None:
     if isinstance(item, MessageItem):
         content = _text(item.content, f"{name}.content")
         chat.add(chat_bodies.MessageBody(role=item.role, content=content), name)
     elif isinstance(item, FunctionCallItem):
         function = chat_bodies.FunctionBody(name=item.name, arguments=item.arguments)
         call = chat_bodies.ToolCallBody(id=item.call_id, function=function)
-        last = chat.messages[-1] if chat.messages else None
-        if last is not None and last.role == "assistant":
-            # Calls of one answer belong to one message.
-            last.tool_calls = [*(last.tool_calls or ()), call]
-        else:
-            chat.add(chat_bodies.MessageBody(role="assistant", tool_calls=[call]), name)
+        # Calls of one answer belong to one message.
+        if not chat.messages or chat.messages[-1].role != "assistant":
+            chat.add(chat_bodies.MessageBody(role="assistant"), name)
+        chat.add_call(call, name, id="call_id")
     elif isinstance(item, FunctionCallOutputItem):
         output = _text(item.output, f"{name}.output")
         message = chat_bodies.MessageBody(role="tool", content=output, tool_call_id=item.call_id)
-        chat.add(message, name)
+        chat.add(message, name, content="output", tool_call_id="call_id")
 
 
 def _text(content: str | list[Content], path: str) -> str:
@@ -227,7 +210,7 @@ def _tools(asked: ResponsesBody) -> list[FunctionTool]:
     return tools
 
 
-def _chat_body(asked: Asked, chat: _Chat) -> chat_bodies.ChatBody:
+def _chat_body(asked: Asked, chat: TranslatedChat) -> chat_bodies.ChatBody:
     body = asked.body
     made = chat_bodies.ChatBody(
         model=body.model,
