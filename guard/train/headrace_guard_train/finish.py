@@ -18,7 +18,7 @@ from headrace_guard_train.examples import examples
 from headrace_guard_train.fit import Fitted
 from headrace_guard_train.instances import Cutter
 from headrace_guard_train.judged import Judged, judge_linear
-from headrace_guard_train.operating import Scored
+from headrace_guard_train.kept import Kept
 from headrace_guard_train.rows import Row
 from headrace_guard_train.sources import Source
 from headrace_guard_train.states import StateCache
@@ -36,6 +36,7 @@ class Made:
         linear: by head.
         embedder: the embedding model.
         cache: what it said of windows.
+        kept: what an earlier run left.
     """
 
     rows: Sequence[Row]
@@ -43,6 +44,7 @@ class Made:
     linear: Mapping[str, Fitted]
     embedder: Embedder
     cache: StateCache
+    kept: Kept
 
 
 def run(made: Made, models: Path, documents: Path, work: Path) -> None:
@@ -59,8 +61,8 @@ def run(made: Made, models: Path, documents: Path, work: Path) -> None:
     made.cache.fill(one.text for one in items)
     lesson = lesson_of(items, made.cache)
     dense = [fit_dense(lesson, left_out) for left_out in plan.folds(rows)]
-    judged = {head: _judged(head, rows, made.linear[head], work) for head in HEADS}
-    vocabulary = words_fit.vocabulary(made.embedder, work)
+    judged = {head: judge_linear(head, rows, made.linear[head]) for head in HEADS}
+    vocabulary = words_fit.vocabulary(made.embedder, made.kept)
     taught = examples(plan.training_rows(made.rows), plan.SEED)
     nets = words_fit.fit_words(taught, vocabulary, made.embedder, plan.folds(rows))
     words = words_fit.judge_words(judged, vocabulary, made.embedder, nets)
@@ -82,26 +84,6 @@ def run(made: Made, models: Path, documents: Path, work: Path) -> None:
     figures = report.figures(found, meant, topic, _asked_of_ordinary(judged, found))
     figures["found_in_disguise"] = disguised
     report.write(documents, figures, found, _FOREWORD.read_text(encoding="utf-8"))
-
-
-def _judged(head: str, rows: Sequence[Row], fit: Fitted, work: Path) -> Judged:
-    """Score rows with the linear stage, or take the scores from an earlier run."""
-    kept = work / f"judged-{head}.npz"
-    if not kept.is_file():
-        made = judge_linear(head, rows, fit)
-        np.savez(
-            kept,
-            folds=made.folds,
-            places=made.places,
-            levels=made.logits,
-            texts=np.array(made.texts),
-            **vars(made.scored),
-        )
-    with np.load(kept, allow_pickle=False) as found:
-        scored = Scored(found["rows"], found["sources"], found["labels"], found["logits"])
-        return Judged(
-            scored, found["folds"], found["texts"].tolist(), found["places"], found["levels"]
-        )
 
 
 def _asked_of_ordinary(judged: Mapping[str, Judged], found: Mapping[str, HeadFigures]) -> float:

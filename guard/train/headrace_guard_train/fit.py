@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace_guard_train import matrix as minimiser
 from headrace_guard_train import plan
 from headrace_guard_train.instances import Cutter, Instance
+from headrace_guard_train.kept import Arrays, Kept
 from headrace_guard_train.matrix import Matrix, Vector, fit_logistic, stack
 from headrace_guard_train.rows import Row
 
@@ -72,7 +74,7 @@ def windows_of(items: Sequence[Instance], rows: Sequence[Row]) -> Windows:
 
 
 def fit_linear(
-    head: str, cutter: Cutter, is_final: bool = True, work: Path | None = None
+    head: str, cutter: Cutter, is_final: bool = True, kept: Kept | None = None
 ) -> Fitted:
     """Fit the linear stage of a head.
 
@@ -80,25 +82,17 @@ def fit_linear(
         head: which one.
         cutter: cuts the rows.
         is_final: whether to fit on everything too.
-        work: keeps each fit, so that a run that is cut does not do it again.
+        kept: keeps each fit, so that a run that is cut does not do it again.
     """
     windows = windows_of(cutter.instances(head), cutter.rows)
     matrix = stack([one.buckets for one in windows.items])
     fits: list[tuple[NDArray[np.float32], float]] = []
     left = [*plan.folds(cutter.rows), *([frozenset[str]()] if is_final else [])]
-    for number, left_out in enumerate(left):
-        kept = None if work is None else work / f"fit-{head}-{number}.npz"
-        if kept is not None and kept.is_file():
-            with np.load(kept, allow_pickle=False) as found:
-                fits.append((found["weights"], float(found["bias"])))
-            continue
+    for left_out in left:
         is_in = plan.is_learnt(windows.sources.tolist(), windows.near, plan.unlearnt(left_out))
         is_in &= windows.labels >= 0
-        weights, bias = _fit_linear(windows, matrix, np.flatnonzero(is_in))
-        fits.append((weights, bias))
-        if kept is not None:
-            np.savez(kept, weights=weights, bias=bias)
-        sys.stderr.write(f"{head}: linear fit {number + 1} done\n")
+        fits.append(_fit_linear(windows, matrix, np.flatnonzero(is_in), kept))
+        sys.stderr.write(f"{head}: linear fit {len(fits)} done\n")
     last = fits.pop() if is_final else (np.zeros(0, np.float32), 0.0)
     fold_weights = np.array([one for one, _ in fits], np.float32)
     return Fitted(fold_weights, np.array([one for _, one in fits]), *last)
@@ -120,8 +114,21 @@ def balanced(sources: NDArray[np.str_], labels: NDArray[np.int64], shares: Vecto
 
 
 def _fit_linear(
-    windows: Windows, matrix: Matrix, learnt: NDArray[np.int64]
+    windows: Windows, matrix: Matrix, learnt: NDArray[np.int64], kept: Kept | None
 ) -> tuple[NDArray[np.float32], float]:
     weights = balanced(windows.sources[learnt], windows.labels[learnt], windows.weights[learnt])
     labels = windows.labels[learnt].astype(np.float64)
-    return fit_logistic(matrix.take(learnt), labels, weights, LINEAR_PENALTY, _NUM_STEPS)
+    taken = matrix.take(learnt)
+
+    def make() -> Arrays:
+        found, bias = fit_logistic(taken, labels, weights, LINEAR_PENALTY, _NUM_STEPS)
+        return {"weights": found, "bias": np.array(bias)}
+
+    made_from = (*vars(taken).values(), labels, weights, LINEAR_PENALTY, _NUM_STEPS, _program())
+    made = make() if kept is None else kept.arrays("fit", made_from, make)
+    return made["weights"].astype(np.float32), float(made["bias"].item())
+
+
+def _program() -> bytes:
+    """Return the text of the program that makes a fit of its arguments."""
+    return Path(minimiser.__file__).read_bytes()

@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace_guard.classifiers.dense import Array, Dense
-from headrace_guard.classifiers.embedding import Embedder
+from headrace_guard.classifiers.embedding import SHA256, Embedder
 from headrace_guard.classifiers.heads import HEADS
 from headrace_guard.classifiers.words import pooled
 from headrace_guard_train.dense_fit import Lesson, fit_dense
 from headrace_guard_train.examples import Example
 from headrace_guard_train.judged import Judged
+from headrace_guard_train.kept import Arrays, Kept
 from headrace_guard_train.matrix import Vector
 
 NUM_DIMENSIONS = 128
@@ -40,20 +41,22 @@ class Vocabulary:
         return np.array([pooled(self.vectors, self.scale, ids) for ids in pieces], np.float32)
 
 
-def vocabulary(embedder: Embedder, work: Path) -> Vocabulary:
+def vocabulary(embedder: Embedder, kept: Kept) -> Vocabulary:
     """Make the vectors, or take them from an earlier run.
 
     Of what the model says of each piece the leading principal components are kept; frequent pieces,
     which come first, get shorter vectors.
     """
-    kept = work / "words.npz"
-    if not kept.is_file():
+
+    def make() -> Arrays:
         numbers = range(embedder.num_pieces)
         batches = [numbers[start : start + _BATCH] for start in numbers[::_BATCH]]
         said = np.concatenate([embedder.look_at_pieces(ids) for ids in batches])
-        np.savez(kept, **vars(_packed(said)))
-    with np.load(kept, allow_pickle=False) as found:
-        return Vocabulary(found["vectors"], float(found["scale"]))
+        return vars(_packed(said))
+
+    made_from = (sorted(SHA256.items()), Path(__file__).read_bytes())
+    found = kept.arrays("words", made_from, make)
+    return Vocabulary(found["vectors"].astype(np.int8), float(found["scale"].item()))
 
 
 def _packed(said: Array) -> Vocabulary:

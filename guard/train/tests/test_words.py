@@ -9,6 +9,7 @@ from headrace_guard.classifiers.heads import HARM, HEADS
 from headrace_guard.classifiers.words import Words
 from headrace_guard_train.dense_fit import packed
 from headrace_guard_train.examples import examples
+from headrace_guard_train.kept import Kept
 from headrace_guard_train.rows import CLEAN_REQUEST, Row
 from headrace_guard_train.words_fit import Vocabulary, fit_words, vocabulary
 
@@ -41,8 +42,8 @@ def test_a_word_near_a_taught_one_counts_like_it(tmp_path: Path) -> None:
         for word in _TAUGHT
     ]
     model = _Model()
-    words = vocabulary(model, tmp_path)  # type: ignore[arg-type]
-    again = vocabulary(model, tmp_path)  # type: ignore[arg-type]
+    words = vocabulary(model, Kept(tmp_path))  # type: ignore[arg-type]
+    again = vocabulary(model, Kept(tmp_path))  # type: ignore[arg-type]
     assert np.array_equal(words.vectors, again.vectors)
     assert isinstance(words, Vocabulary)
     assert words.vectors.shape == (_NUM_PIECES, 128)
