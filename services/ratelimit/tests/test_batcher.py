@@ -6,7 +6,7 @@ import asyncio
 import math
 import struct
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -17,6 +17,7 @@ from headrace_common.clock import SystemClock
 from headrace_common.errors import Internal
 from headrace_common.limits.limiter import Amounts, Charge, Kind, Measure
 from headrace_common.limits.plans import ChargeSet, Place, Plan
+from headrace_common.redis_pipeline import CommandPart, RedisPipeline, Reply
 from headrace_ratelimit.batcher import MAX_BATCH, Batcher, StoreDownError
 from headrace_ratelimit.metrics import RateLimitMetrics
 from headrace_ratelimit.store import Op, admit_op, renew_op, settle_op
@@ -216,3 +217,59 @@ async def test_a_port_that_nobody_listens_on_is_reported_once_and_retried() -> N
         assert not batcher.is_up
         with pytest.raises(StoreDownError):
             await batcher.call(renew_op("t", [], 1))
+
+
+async def test_a_server_that_became_a_replica_is_down_and_everybody_is_answered(
+    own_redis: LocalServer,
+) -> None:
+    """After a failover: it refuses to write, the settlement runs once it is a master again."""
+    async with running(url_of(own_redis)) as batcher:
+        await batcher.call(admit("l", charge=MONEY))
+        async with redis.asyncio.Redis.from_url(url_of(own_redis)) as client:
+            await client.replicaof("127.0.0.1", free_port())
+            settle = settle_op("batcher", "l", Amounts(cost_nano_usd=30), [])
+            async with asyncio.timeout(5):
+                answers = await asyncio.gather(
+                    batcher.call(settle, must_run=True),
+                    batcher.call(admit("other", "others")),
+                    return_exceptions=True,
+                )
+            assert [type(it) for it in answers] == [StoreDownError, StoreDownError]
+            await client.replicaof("NO", "ONE")
+            await eventually(lambda: batcher.is_up, within_s=10)
+            assert total_of(await client.get("hr:rl:{batcher}:money")) == (30, 0)
+
+
+async def test_a_full_list_of_settlements_loses_only_the_oldest(
+    own_redis: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that come while kept ones are on their way to Redis push out none but the oldest."""
+    monkeypatch.setattr("headrace_ratelimit.batcher.MAX_KEPT", 4)
+    monkeypatch.setattr("headrace_ratelimit.batcher._MAX_KEPT_BATCH", 2)
+    leases = [f"l{n}" for n in range(5)]
+
+    def settle(lease: str) -> Op:
+        return settle_op("batcher", lease, Amounts(cost_nano_usd=10), [])
+
+    async with running(url_of(own_redis), 0.2) as batcher:
+        for lease in leases:
+            await batcher.call(admit(lease, charge=MONEY))
+        send = RedisPipeline.send
+        own_redis.freeze()
+        for lease in leases[:4]:
+            with pytest.raises(StoreDownError):
+                await batcher.call(settle(lease), must_run=True)
+
+        def send_slowly(
+            pipeline: RedisPipeline, commands: Sequence[Sequence[CommandPart]]
+        ) -> asyncio.Future[list[Reply]]:
+            if commands[0][0] == "FCALL" and leases:
+                batcher.submit(settle(leases.pop()), lambda _: None, must_run=True)
+                leases.clear()
+            return send(pipeline, commands)
+
+        monkeypatch.setattr(RedisPipeline, "send", send_slowly)
+        own_redis.thaw()
+        await eventually(lambda: batcher.is_up, within_s=10)
+    async with redis.asyncio.Redis.from_url(url_of(own_redis)) as client:
+        assert await client.hlen("hr:rl:{batcher}:holds") == 0

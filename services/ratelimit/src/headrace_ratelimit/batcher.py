@@ -225,10 +225,12 @@ class Batcher:
         elif any(is_not_loaded(it) for it in results):
             self._try_again(batch, results)
             return
+        # Before anybody is answered: if the server cannot serve, all get that for an answer.
+        replies = list(spread(batch.groups, results))
         self._in_flight.discard(batch)
         self._metrics.batch_calls.observe(len(batch.waiting))
         self._metrics.store_duration_s.observe(self._clock.now_s() - batch.started_s)
-        for i, reply in spread(batch.groups, results):
+        for i, reply in replies:
             batch.waiting[i].on_reply(reply)
 
     def _try_again(self, batch: Batch, results: list[Reply]) -> None:
@@ -239,10 +241,11 @@ class Batcher:
             for i in group
             if is_not_loaded(result)
         }
-        for i, reply in spread(batch.groups, results):
+        replies = list(spread(batch.groups, results))
+        self._in_flight.discard(batch)
+        for i, reply in replies:
             if i not in again:
                 batch.waiting[i].on_reply(reply)
-        self._in_flight.discard(batch)
         second = Batch([it for i, it in enumerate(batch.waiting) if i in again], batch.started_s)
         second.is_second_try = True
         self._in_flight.add(second)
@@ -289,16 +292,19 @@ class Batcher:
 
     async def _run_kept(self) -> None:
         while self._kept:
-            ops = [self._kept[idx] for idx in range(min(_MAX_KEPT_BATCH, len(self._kept)))]
+            # Off the queue, which may drop its oldest meanwhile.
+            ops = [self._kept.popleft() for _ in range(min(_MAX_KEPT_BATCH, len(self._kept)))]
             groups = by_tenant(ops)
-            async with asyncio.timeout(_REVIVE_TIMEOUT_S):
-                results = await self._connection().send(
-                    self._commands([[ops[i] for i in group] for group in groups])
-                )
-            # Looks for what says that the server cannot serve.
-            list(spread(groups, results))
-            for _ in ops:
-                self._kept.popleft()
+            try:
+                async with asyncio.timeout(_REVIVE_TIMEOUT_S):
+                    results = await self._connection().send(
+                        self._commands([[ops[i] for i in group] for group in groups])
+                    )
+                # Looks for what says that the server cannot serve.
+                list(spread(groups, results))
+            except BaseException:
+                self._kept.extendleft(reversed(ops))
+                raise
             self._metrics.kept_settlements.set(len(self._kept))
 
     def _go_down(self, error: Exception) -> None:
