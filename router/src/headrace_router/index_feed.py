@@ -227,7 +227,7 @@ class IndexFeed:
             raise
         self._mirror.commit(key, fresh)
 
-    def _hashes(self, members: list[bytes]) -> list[int]:
+    def _hashes(self, members: list[bytes]) -> tuple[int, ...]:
         """Return the hashes in a set; what is none, somebody else put there."""
         joined = b"".join(members)
         if len(joined) != SHORT_HASH_BYTES * len(members):
