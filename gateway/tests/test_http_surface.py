@@ -97,6 +97,14 @@ def _raw_head(fleet: GatewayFleet, path: str) -> bytes:
     return received
 
 
+async def test_a_slash_too_many_is_another_url(fleet: GatewayFleet) -> None:
+    """Unknown, as at OpenAI; nobody is sent elsewhere."""
+    async with fleet.http() as client:
+        for url in ("/v1/files/", "/v1/batches/", "/v1/usage/"):
+            answer = await client.get(url)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url"), url
+
+
 async def test_head_is_get_without_the_body(fleet: GatewayFleet) -> None:
     """Same status and headers as GET, and nothing behind them."""
     async with fleet.http() as client:

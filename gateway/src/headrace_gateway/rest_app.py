@@ -72,6 +72,8 @@ def rest_app(
         title="Headrace",
         description="An LLM serving fleet's public API, compatible with OpenAI's.",
         redoc_url=None,
+        # A key is never sent on to an address made of the request's own Host.
+        redirect_slashes=False,
         dependencies=[Depends(RouteCheck(auth))],
     )
     for router in routers:
