@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Connection, select
 
 from headrace_common.clock import SystemClock
+from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway.responses_api import kept_events
 from headrace_gateway.responses_api.event_log import EventLog
@@ -245,6 +246,29 @@ async def test_log_probabilities_of_a_call_make_no_message(
     assert [(it.type, it.arguments) for it in made.output] == [
         ("function_call", '{"city": "Bonn"}')
     ]
+
+
+async def test_an_item_without_an_id_gets_one(fleet: GatewayFleet) -> None:
+    """Also where the client says null, so that a list of them can be turned page by page."""
+    given: Any = [{"role": "user", "content": it, "id": None} for it in "abc"]
+    async with fleet.openai() as client:
+        made = await client.responses.create(model=MODEL, input=given)
+        items = [it async for it in client.responses.input_items.list(made.id, limit=1)]
+    assert [it.content[0].text for it in items] == ["c", "b", "a"]
+    assert len({it.id for it in items}) == 3
+
+
+async def test_a_response_has_a_class_of_service(fleet: GatewayFleet) -> None:
+    """As a chat has: flex waits for gaps at the batch price, priority takes a key that has it."""
+    async with fleet.openai() as client:
+        made = await client.responses.create(model=MODEL, input="hi", service_tier="flex")
+        assert made.service_tier == "flex"
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.responses.create(model=MODEL, input="hi", service_tier="priority")
+    assert caught.value.param == "service_tier"
+    (closed,) = fleet.usage.closed_events()
+    assert closed.price_tier == usage_pb2.PRICE_TIER_BATCH
+    assert fleet.worker.requests[-1].priority == PRIORITY_BATCH
 
 
 async def test_what_is_not_offered_is_an_unknown_url(fleet: GatewayFleet) -> None:

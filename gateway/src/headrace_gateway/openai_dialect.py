@@ -19,6 +19,7 @@ from headrace_gateway.answer_format import (
 )
 from headrace_gateway.api_request import ApiRequest, Endpoint, ServiceTier
 from headrace_gateway.model_directory import ServedModel
+from headrace_gateway.principal import Principal
 from headrace_gateway.sse import DONE, StreamedAnswer
 from headrace_gateway.visit import Caller, Reading, Visit
 from headrace_gateway.whole_answer import WholeAnswer
@@ -61,12 +62,18 @@ class OpenAiDialect(OpenAiErrors):
     async def read(self, body: bytes, caller: Caller) -> Reading:
         """Parse a body."""
         request = self._parse(body)
-        if (
-            request.service_tier is ServiceTier.PRIORITY
-            and caller.principal.priority < PRIORITY_HIGH
-        ):
-            raise InvalidRequest("This key has no priority service.", param="service_tier")
+        check_tier(request, caller.principal)
         return Reading(request, make_sink)
+
+
+def check_tier(request: ApiRequest, principal: Principal) -> None:
+    """Refuse a class of service that is not the key's.
+
+    Raises:
+        InvalidRequest: it is asked for.
+    """
+    if request.service_tier is ServiceTier.PRIORITY and principal.priority < PRIORITY_HIGH:
+        raise InvalidRequest("This key has no priority service.", param="service_tier")
 
 
 def make_sink(visit: Visit, model: ServedModel, clock: Clock) -> Sink:

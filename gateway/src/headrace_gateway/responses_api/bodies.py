@@ -193,7 +193,7 @@ class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
     user: Text | None = None
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    service_tier: Literal["auto", "default", "flex", "priority", "scale", "fast"] | None = None
     # Not offered. Any: whatever JSON the client sent.
     access_programs: Any = None
     background_options: Any = None

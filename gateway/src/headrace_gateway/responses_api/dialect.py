@@ -16,6 +16,7 @@ from headrace_gateway.api_request import Endpoint
 from headrace_gateway.event_stream import named_event
 from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.model_routes.model_names import ModelNames
+from headrace_gateway.openai_dialect import check_tier
 from headrace_gateway.responses_api.background import BackgroundResponses
 from headrace_gateway.responses_api.kept import KeptResponses
 from headrace_gateway.responses_api.schema import Asked, echo, parse, read
@@ -64,6 +65,7 @@ class ResponsesDialect:
             earlier = await self._kept.conversation(owner, asked.body.previous_response_id)
         work = _Work(asked, caller, self._kept, self._clock)
         request = read(asked, earlier)
+        check_tier(request, caller.principal)
         if not asked.body.background:
             return Reading(request, work.make_sink)
         self._names.check(request.model, caller.principal)
@@ -101,7 +103,10 @@ class _Work:
             f"resp_{serial}", asked.body.model, int(clock.unix_s()), echo(asked)
         )
         self.items = [
-            {"id": f"{_PREFIXES.get(item['type'], 'item_')}{serial}i{idx}", **_in_parts(item)}
+            {
+                "id": f"{_PREFIXES.get(item['type'], 'item_')}{serial}i{idx}",
+                **{name: value for name, value in _in_parts(item).items() if value is not None},
+            }
             for idx, item in enumerate(asked.items)
         ]
 

@@ -223,6 +223,7 @@ def _chat_body(asked: Asked, chat: TranslatedChat) -> chat_bodies.ChatBody:
         user=body.user,
         safety_identifier=body.safety_identifier,
         metadata=body.metadata,
+        service_tier=body.service_tier,
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(body),
         tool_choice=_choice(body),
@@ -297,7 +298,7 @@ def echo(asked: Asked) -> Json:
             "summary": reasoning.get("summary") or reasoning.get("generate_summary"),
         },
         "safety_identifier": body.safety_identifier,
-        "service_tier": "default",
+        "service_tier": "default" if body.service_tier in (None, "auto") else body.service_tier,
         "store": asked.is_stored,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {
