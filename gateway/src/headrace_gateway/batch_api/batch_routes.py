@@ -18,7 +18,6 @@ from headrace_gateway.batch_api.stored_batches import StoredBatches
 from headrace_gateway.batch_api.stored_files import MAX_TTL_S, MIN_TTL_S, StoredFiles
 from headrace_gateway.json_body import decode
 from headrace_gateway.openai_bodies import Text
-from headrace_gateway.pages import page
 from headrace_gateway.state.owner_of import owner_of
 from headrace_gateway.state.store import Owner, StateStore
 from headrace_gateway.visit import Caller
@@ -125,8 +124,8 @@ def batches_router(auth: KeyAuth, batches: StoredBatches, runner: BatchRunner) -
         after: str | None = None,
     ) -> Json:
         """List the project's batches, newest first."""
-        found = await batches.find_all(await owner_of(auth, request))
-        return page([_shown(one) for one in found[::-1]], limit, after)
+        found = await batches.find_page(await owner_of(auth, request), limit, after)
+        return {**found, "data": [_shown(one) for one in found["data"]]}
 
     @router.get("/{batch_id}")
     async def retrieve(batch_id: str, request: Request) -> Json:

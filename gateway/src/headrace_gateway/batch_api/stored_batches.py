@@ -24,6 +24,7 @@ from headrace_common.errors import NotFound
 from headrace_common.ids import new_request_id
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.batch_api.input_lines import InputLine
+from headrace_gateway.pages import page
 from headrace_gateway.state.schema import batch_lines, batches
 from headrace_gateway.state.store import Owner, StateStore
 
@@ -113,12 +114,18 @@ class StoredBatches:
             raise NotFound(f"Batch {batch_id[:100]!r} not found.", param="batch_id")
         return found
 
-    async def find_all(self, owner: Owner) -> list[Json]:
-        """Return a project's batches, oldest first."""
-        asked = select(batches).where(*_owned(owner)).order_by(batches.c.batch_id)
-        return await self._state.read(
-            lambda it: [_public(it, row) for row in it.execute(asked).mappings()]
-        )
+    async def find_page(self, owner: Owner, limit: int, after: str | None) -> Json:
+        """Return one page of a project's batches, newest first; lines of no others are counted."""
+        newest = batches.c.batch_id.desc()
+        ids = select(batches.c.batch_id).where(*_owned(owner)).order_by(newest)
+
+        def work(connection: Connection) -> Json:
+            shown = page([{"id": it} for it in connection.scalars(ids)], limit, after)
+            chosen = batches.c.batch_id.in_([it["id"] for it in shown["data"]])
+            rows = connection.execute(select(batches).where(chosen).order_by(newest)).mappings()
+            return {**shown, "data": [_public(connection, row) for row in rows]}
+
+        return await self._state.read(work)
 
     async def want_cancel(self, owner: Owner, batch_id: str) -> None:
         """Ask for the end of a batch that is not over; of another one nothing changes."""
