@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace_common.errors import Unavailable
 from headrace_testing.fake_worker import saying
 from headrace_testing.gateway_fleet import GatewayFleet, chat_body
 
@@ -35,3 +36,13 @@ async def test_a_requests_story(fleet: GatewayFleet) -> None:
         again = (await client.get(f"/v1/requests/{request_id}")).json()
         assert again["timing"] == story["timing"]
         assert (await rival.get(f"/v1/requests/{request_id}")).status_code == 404
+
+
+async def test_a_request_that_cannot_be_looked_up_is_not_unknown(fleet: GatewayFleet) -> None:
+    """While billing is away only what is not known here gets 503, never 404."""
+    async with fleet.http() as client:
+        answer = await client.post("/v1/chat/completions", json=chat_body())
+        request_id = answer.headers["x-request-id"]
+        fleet.billing.failure = Unavailable("away")
+        assert (await client.get(f"/v1/requests/{request_id}")).status_code == 200
+        assert (await client.get("/v1/requests/req_nope")).status_code == 503

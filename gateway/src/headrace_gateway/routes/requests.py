@@ -53,33 +53,32 @@ def requests_router(
         the ledger has the request.
         """
         owner = Owner.of(await auth.authenticate(request.headers.raw))
-        record = await _record(books, owner, request_id)
-        told = await _story(stories, owner, request_id)
-        if told is None and record is None:
-            raise NotFound(f"Request {request_id[:100]!r} not found.", param="request_id")
-        if told is None and record is not None:
+        # Billing or the state may be away; what the other knows can still be told.
+        failure: HeadraceError = NotFound(
+            f"Request {request_id[:100]!r} not found.", param="request_id"
+        )
+        record = told = None
+        try:
+            record = await _record(books, owner, request_id)
+        except HeadraceError as error:
+            failure = error
+        try:
+            told = await stories.find(owner, request_id)
+        except HeadraceError as error:
+            failure = error
+        if told is None:
+            if record is None:
+                raise failure
             told = {**event_story(record.event), **dict.fromkeys(_UNBOOKED)}
         routing = await _routing(decisions, request_id)
-        return {**(told or {}), "routing": routing, "cost": _cost(record)}
+        return {**told, "routing": routing, "cost": _cost(record)}
 
     return router
 
 
-async def _story(stories: Stories, owner: Owner, request_id: str) -> Json | None:
-    try:
-        return await stories.find(owner, request_id)
-    except HeadraceError:
-        # The state is away; the ledger may still know.
-        return None
-
-
 async def _record(books: Books, owner: Owner, request_id: str) -> UsageRecord | None:
-    try:
-        asked = ListUsageRequest(tenant_id=owner.tenant_id, request_id=request_id)
-        found = await books.list_usage(asked)
-    except HeadraceError:
-        # Billing is away, or does not know it yet; the rest can still be told.
-        return None
+    asked = ListUsageRequest(tenant_id=owner.tenant_id, request_id=request_id)
+    found = await books.list_usage(asked)
     for record in found.records:
         event = record.event
         if (event.tenant_id, event.project_id) == (owner.tenant_id, owner.project_id):
