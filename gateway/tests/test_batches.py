@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from sqlalchemy import select
 
+from headrace_common.errors import InvalidRequest
 from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway.batch_api import file_routes
 from headrace_gateway.batch_api.input_lines import MAX_LINE_BYTES
+from headrace_gateway.batch_api.stored_files import FileLimits, StoredFiles
 from headrace_gateway.prompt import PromptEncoder
+from headrace_gateway.state import schema
+from headrace_gateway.state.store import Owner, StateStore
+from headrace_testing.clock import FakeClock
 from headrace_testing.fake_worker import MODEL
 from headrace_testing.gateway_fleet import GatewayFleet
 from headrace_testing.waiting import eventually
@@ -328,3 +336,26 @@ async def test_results_find_room_whatever_the_bounds(fleet_parts: GatewayFleet) 
         with pytest.raises(openai.BadRequestError):
             await upload(client, line("no room"))
     await fleet_parts.close()
+
+
+async def test_a_file_that_is_refused_leaves_nothing(tmp_path: Path, clock: FakeClock) -> None:
+    """It is not written first; one that is being written has its room."""
+    state, owner = StateStore(f"sqlite:///{tmp_path / 's.sqlite3'}", clock), Owner("t", "p")
+    stored = StoredFiles(state, FileLimits(max_bytes=1000, project_bytes=1500, ttl_s=60))
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"x" * 1000
+        with pytest.raises(InvalidRequest, match="500 bytes"):
+            await stored.save(owner, "late", "b", "batch", nothing(), None, 501)
+        await stored.save(owner, "small", "b", "batch", nothing(), None, 500)
+
+    async def nothing() -> AsyncIterator[bytes]:
+        yield b"x" * 500
+
+    with pytest.raises(InvalidRequest, match="1000 bytes"):
+        await stored.save(owner, "large", "a", "batch", nothing(), None, 1001)
+    await stored.save(owner, "first", "a", "batch", pieces(), None, 1000)
+    assert [it["id"] for it in await stored.find_all(owner, None)] == ["first", "small"]
+    kept = await state.read(lambda it: set(it.scalars(select(schema.file_chunks.c.file_id))))
+    assert kept == {"first", "small"}
+    await state.close()

@@ -64,9 +64,14 @@ def files_router(auth: KeyAuth, stored: StoredFiles) -> APIRouter:
         owner = await owner_of(auth, request)
         async with _form(request, stored.limits.max_bytes) as form:
             file, ttl_s = _read_form(form)
-            pieces = _pieces(file)
-            name = (file.filename or "file")[:255]
-            return await stored.save(owner, stored.new_id(), name, "batch", pieces, ttl_s)
+            name, pieces, size_bytes = (
+                (file.filename or "file")[:255],
+                _pieces(file),
+                file.size or 0,
+            )
+            return await stored.save(
+                owner, stored.new_id(), name, "batch", pieces, ttl_s, size_bytes
+            )
 
     @router.get("")
     async def list_files(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
-from sys import maxsize
 
 from sqlalchemy import Connection, RowMapping, Select, delete, func, insert, select, update
 
@@ -20,7 +19,6 @@ CHUNK_BYTES = 2**20
 MIN_TTL_S, MAX_TTL_S = 3600, 30 * 86_400
 # A file whose upload broke off is swept so soon.
 _HALF_S = 3600
-_HIDDEN = -1
 RESULTS = "batch_output"
 
 
@@ -62,11 +60,21 @@ class StoredFiles:
         purpose: str,
         pieces: AsyncIterator[bytes],
         ttl_s: int | None = None,
+        size_bytes: int = 0,
     ) -> Json:
         """Keep a file under an id, also if an earlier try to write it broke off.
 
+        Args:
+            owner: whose it is.
+            file_id: the id.
+            filename: as its owner calls it.
+            purpose: as OpenAI names it.
+            pieces: its content.
+            ttl_s: how long it is kept; None = as long as files are.
+            size_bytes: what it needs room for; 0 = nothing: results are paid for, they find room.
+
         Raises:
-            InvalidRequest: it is too large, or the project has no room for it; never of results.
+            InvalidRequest: it is too large, or the project has no room for it.
         """
         now_s = self._state.now_s()
         row = {
@@ -75,21 +83,20 @@ class StoredFiles:
             "project_id": owner.project_id,
             "filename": filename,
             "purpose": purpose,
-            "size_bytes": _HIDDEN,
+            # Negative while it is written: nobody sees it yet, its room is taken.
+            "size_bytes": -max(1, size_bytes),
             "created_s": now_s,
             "expires_s": now_s + _HALF_S,
         }
-        room = await self._state.write(lambda it: _begin(it, row, self.limits.project_bytes))
-        # Results are paid for: they find room, and what they take is missing for uploads.
-        bound = maxsize if purpose == RESULTS else min(room, self.limits.max_bytes)
-        size_bytes = await self._write_chunks(file_id, pieces, bound)
+        await self._state.write(lambda it: _begin(it, row, size_bytes, self.limits))
+        size_bytes = await self._write_chunks(file_id, pieces)
         expires_s = now_s + min(ttl_s or self.limits.ttl_s, self.limits.ttl_s)
         done = {"size_bytes": size_bytes, "expires_s": expires_s}
         where = files.c.file_id == file_id
         await self._state.write(lambda it: it.execute(update(files).where(where).values(done)))
         return file_json({**row, **done})
 
-    async def _write_chunks(self, file_id: str, pieces: AsyncIterator[bytes], room: int) -> int:
+    async def _write_chunks(self, file_id: str, pieces: AsyncIterator[bytes]) -> int:
         size_bytes, idx, waiting = 0, 0, bytearray()
 
         async def flush() -> None:
@@ -100,10 +107,6 @@ class StoredFiles:
 
         async for piece in pieces:
             size_bytes += len(piece)
-            if size_bytes > room:
-                raise InvalidRequest(
-                    f"The file is larger than the {room} bytes that are left for it.", param="file"
-                )
             waiting += piece
             while len(waiting) >= CHUNK_BYTES:
                 rest = waiting[CHUNK_BYTES:]
@@ -190,18 +193,24 @@ def _row(connection: Connection, owner: Owner, file_id: str) -> RowMapping | Non
     return connection.execute(asked).mappings().first()
 
 
-def _begin(connection: Connection, row: Json, project_bytes: int) -> int:
-    """Make room for a file; return how many bytes its project may still store."""
+def _begin(connection: Connection, row: Json, size_bytes: int, limits: FileLimits) -> None:
+    """Take the room for a file.
+
+    Raises:
+        InvalidRequest: there is not so much.
+    """
     _drop(connection, row["file_id"])
     used = connection.scalar(
-        select(func.coalesce(func.sum(files.c.size_bytes), 0)).where(
-            files.c.tenant_id == row["tenant_id"],
-            files.c.project_id == row["project_id"],
-            files.c.size_bytes > 0,
+        select(func.coalesce(func.sum(func.abs(files.c.size_bytes)), 0)).where(
+            files.c.tenant_id == row["tenant_id"], files.c.project_id == row["project_id"]
         )
     )
+    room = max(0, min(limits.max_bytes, limits.project_bytes - int(used or 0)))
+    if size_bytes > room:
+        raise InvalidRequest(
+            f"The file is larger than the {room} bytes that are left for it.", param="file"
+        )
     connection.execute(insert(files), row)
-    return max(0, project_bytes - int(used or 0))
 
 
 def _drop(connection: Connection, file_id: str) -> None:
