@@ -12,7 +12,7 @@ TESTS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup up down status test test-unit test-e2e test-chaos clients proto fmt lint types arch check gpu-check gpu-bench gpu-packages \
-	compose-config compose-up compose-down compose-check kubernetes-config docs clean
+	compose-config compose-up compose-down compose-check kubernetes-config alerts-check docs clean
 
 help: ## Print this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -79,8 +79,9 @@ gpu-packages: setup ## What a GPU machine's own Python lacks, into .gpu-packages
 proto: setup ## Regenerate the stubs of all contracts
 	$(BIN)/python services/contracts/generate.py
 
-docs: setup ## Regenerate docs/CONFIG.md and docs/METRICS.md
+docs: setup ## Regenerate docs/CONFIG.md, docs/METRICS.md and Grafana's dashboards
 	$(BIN)/python docs/generate.py
+	$(BIN)/python deploy/grafana/generate.py
 
 fmt: setup ## Format and fix what can be fixed
 	$(BIN)/ruff format .
@@ -98,6 +99,7 @@ arch: setup ## Import directions, sizes, generated files current
 	$(PYTEST) tests/test_architecture.py
 	$(BIN)/python services/contracts/generate.py --check
 	$(BIN)/python docs/generate.py --check
+	$(BIN)/python deploy/grafana/generate.py --check
 
 check: lint types arch ## All that must be green before a commit, besides the tests
 
@@ -122,6 +124,21 @@ $(KUBERNETES_VALIDATE):
 kubernetes-config: $(KUBERNETES_VALIDATE) ## Check deploy/kubernetes against the schemas of two versions of Kubernetes
 	@for version in 1.30.0 1.37.0; do $(KUBERNETES_VALIDATE) --strict --quiet --kubernetes-version $$version \
 		$(filter-out %/kustomization.yaml,$(wildcard deploy/kubernetes/*.yaml)) || exit 1; done
+
+# Prometheus' own checker: the one that is installed, or Debian's, unpacked. In no other registry.
+PROMTOOL := $(VENV)/tools/promtool
+$(PROMTOOL):
+	@mkdir -p $(@D)/prometheus
+	@if command -v promtool >/dev/null; then ln -sf $$(command -v promtool) $@; \
+	elif cd $(@D)/prometheus && apt-get download -qq prometheus 2>/dev/null; then \
+		dpkg -x prometheus_*.deb . && ln -sf prometheus/usr/bin/promtool ../promtool; \
+	else echo "alerts are not checked: there is no promtool, and apt-get cannot fetch one"; fi
+
+alerts-check: setup $(PROMTOOL) ## Alert rules, their unit tests, and the dashboards' queries, with Prometheus' promtool
+	@test ! -e $(PROMTOOL) || $(PROMTOOL) check rules deploy/prometheus/rules/*.yml
+	@test ! -e $(PROMTOOL) || $(PROMTOOL) test rules deploy/prometheus/tests/*.yml
+	@test ! -e $(PROMTOOL) || { $(BIN)/python deploy/grafana/generate.py --queries >$(VENV)/tools/queries.yml && \
+		$(PROMTOOL) check rules $(VENV)/tools/queries.yml; }
 
 COMPOSE ?= docker compose
 

@@ -3,8 +3,9 @@
 `make compose-check` runs this. It needs some minutes, Docker (tried: 20.10 with Compose 2.40), and
 of Python only what comes with it. What is tried: a missing password is refused; services start in
 their order and become healthy; none is root or can write to its image; a key, and a streamed answer
-through each gateway's own port; Prometheus finds every replica; a stream outlives the SIGTERM of
-its gateway; everything stops within its grace; keys and ledger outlive down and up.
+through each gateway's own port; Prometheus finds every replica and can evaluate every rule; a
+stream outlives the SIGTERM of its gateway; everything stops within its grace; keys and ledger
+outlive down and up.
 """
 
 from __future__ import annotations
@@ -142,6 +143,21 @@ def check_prometheus(fleet: Fleet) -> None:
     raise AssertionError(f"scraped are {found}, not {wanted}")
 
 
+def check_rules(fleet: Fleet) -> int:
+    """Every rule is loaded and evaluated without an error; the number of alerts."""
+    url = f"http://127.0.0.1:{fleet.prometheus_port}/api/v1/rules"
+    wanted = {path.name for path in (ROOT / "deploy/prometheus/rules").glob("*.yml")}
+    for _ in range(30):
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            groups = json.load(answer)["data"]["groups"]
+        rules = [rule for group in groups for rule in group["rules"]]
+        assert {Path(group["file"]).name for group in groups} == wanted, groups
+        if {rule["health"] for rule in rules} == {"ok"}:
+            return sum(rule["type"] == "alerting" for rule in rules)
+        time.sleep(2)
+    raise AssertionError([rule for rule in rules if rule["health"] != "ok"])
+
+
 def check_drain(fleet: Fleet, key: str) -> int:
     """A stream ends whole although its gateway is told to stop as it begins; 2 answers."""
     started_s = time.monotonic()
@@ -197,6 +213,7 @@ def try_all(fleet: Fleet, folder: Path) -> None:
     say(f"{num_answers} gateways answer")
     check_prometheus(fleet)
     say("Prometheus scrapes all")
+    say(f"Prometheus evaluates {check_rules(fleet)} alerts")
     num_answers += check_drain(fleet, key)
     say("a stream outlived the end of its gateway")
     check_end(fleet)

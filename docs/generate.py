@@ -85,12 +85,16 @@ def metrics_document() -> str:
 
 @dataclass(frozen=True)
 class Documented:
-    """One metric: its name as it is queried, its type, label names and meaning."""
+    """One metric: its name as it is queried, its type, label names and meaning.
+
+    *begins_with* are the label values that have a sample before anything has happened.
+    """
 
     name: str
     kind: str
     labels: tuple[str, ...]
     meaning: str
+    begins_with: tuple[dict[str, str], ...] = ()
 
 
 def catalogue() -> dict[str, list[Documented]]:
@@ -132,7 +136,8 @@ def _documented(registry: CollectorRegistry) -> Iterator[Documented]:
     for metric in registry.collect():
         name = metric.name + ("_total" if metric.type == "counter" else "")
         labels = _labels_of(registry, metric.name)
-        yield Documented(name, metric.type, labels, metric.documentation)
+        begins_with = tuple(it.labels for it in metric.samples)
+        yield Documented(name, metric.type, labels, metric.documentation, begins_with)
 
 
 def own_classes(module: ModuleType, base: type) -> Iterator[type[Any]]:

@@ -50,7 +50,7 @@ def finish_reasons(response: httpx.Response) -> list[str]:
 
 def degraded(fleet: GatewayFleet, service: str) -> float:
     value = fleet.gateway.registry.get_sample_value(
-        "headrace_gateway_degraded_total", {"service": service}
+        "headrace_gateway_degraded_total", {"dependency": service}
     )
     return value or 0.0
 

@@ -57,8 +57,8 @@ class GatewayMetrics:
 
     def _begin_with_zeros(self) -> None:
         # A series that begins at its first event has no rate at that event.
-        for service in DEPENDENCIES:
-            self.degraded.labels(service)
+        for dependency in DEPENDENCIES:
+            self.degraded.labels(dependency)
         for outcome in ("made", "refused"):
             self.retries.labels(outcome)
         self.route_reloads.labels("refused")
@@ -104,8 +104,8 @@ class GatewayMetrics:
         )
         self.degraded = LoopCounter(
             "headrace_gateway_degraded",
-            "Requests (or parts) served without an answer of the named service.",
-            ["service"],
+            "Requests (or parts) served without an answer of the named dependency.",
+            ["dependency"],
             registry=registry,
         )
         self.sent_reports_dropped = Counter(
