@@ -1,0 +1,156 @@
+"""A worker is lost, stuck, full or gone: streams go on, or end with an honest error."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from headrace_contracts.usage.v1 import usage_pb2
+from headrace_contracts.worker.v1 import worker_pb2
+from headrace_testing.fake_worker import FakeWorker, saying
+from headrace_testing.gateway_answers import ask, finish_reasons, streamed_text
+from headrace_testing.gateway_fleet import GatewayFleet
+from headrace_testing.waiting import eventually
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("n", [1, 3])
+async def test_answer_goes_on_from_another_worker(
+    fleet_of_two: GatewayFleet, streaming: bool, n: int
+) -> None:
+    """A worker that dies after some tokens changes nothing of text and usage."""
+    fleet = fleet_of_two
+    undisturbed = (await ask(fleet, seed=11, n=n)).json()
+    await fleet.settled()
+    used = fleet.workers[0] if fleet.workers[0].worker.requests else fleet.workers[1]
+    used.worker.switches.die_after_tokens = 5 * n
+    options = {"include_usage": True} if streaming else None
+    answer = await ask(fleet, seed=11, n=n, stream=streaming, stream_options=options)
+    for idx in range(n):
+        expected = undisturbed["choices"][idx]["message"]["content"]
+        if streaming:
+            assert streamed_text(answer, idx) == expected
+        else:
+            assert answer.json()["choices"][idx]["message"]["content"] == expected
+    assert used.worker.switches.die_after_tokens
+    closed = fleet.usage.closed_events()[-1]
+    assert closed.ending == usage_pb2.ENDING_COMPLETED
+    assert closed.usage.output_tokens == undisturbed["usage"]["completion_tokens"]
+    assert [ref.worker_id for ref in closed.replicas] == ["w0", "w1"] or [
+        ref.worker_id for ref in closed.replicas
+    ] == ["w1", "w0"]
+    assert len(fleet.router.picks[-1].excluded) == 1
+    await fleet.settled()
+
+
+async def test_connection_cut_in_mid_stream(fleet_of_two: GatewayFleet) -> None:
+    """A killed process (connection reset) is the same as an error from it."""
+    fleet = fleet_of_two
+    for server in fleet.workers:
+        server.worker.script = saying("abcdefghijklmnopqrst")
+        server.worker.switches.delay_per_token_s = 0.02
+    asked = asyncio.create_task(ask(fleet, stream=True))
+    running = await eventually(
+        lambda: next((it for it in fleet.workers if it.worker.running), None)
+    )
+    await asyncio.sleep(0.1)
+    await running.kill()
+    answer = await asked
+    assert streamed_text(answer) == "abcdefghijklmnopqrst"
+    assert finish_reasons(answer) == ["stop"]
+    assert len(fleet.usage.closed_events()) == 1
+
+
+async def test_held_back_text_survives_a_resume(fleet_of_two: GatewayFleet) -> None:
+    """Text that the lost worker held back for a stop string comes from the next one."""
+    fleet = fleet_of_two
+    for server in fleet.workers:
+        server.worker.script = saying("one two three")
+    fleet.workers[0].worker.switches.die_after_tokens = 6
+    fleet.workers[1].worker.switches.die_after_tokens = None
+    answer = await ask(fleet, stream=True, stop=["two!"])
+    assert streamed_text(answer) == "one two three"
+
+
+async def test_stuck_worker_is_left(fleet_of_two: GatewayFleet) -> None:
+    """When the fleet learns that a replica makes no progress, its streams move."""
+    fleet = fleet_of_two
+    for server in fleet.workers:
+        server.worker.script = saying("steady")
+        server.worker.switches.hang_after_tokens = 3
+    asked = asyncio.create_task(ask(fleet, stream=True))
+    running = await eventually(
+        lambda: next((it for it in fleet.workers if it.worker.running), None)
+    )
+    for server in fleet.workers:
+        if server is not running:
+            server.worker.switches.hang_after_tokens = None
+    fleet.router.set_state(running.worker.worker_id, worker_pb2.WORKER_STATE_STUCK)
+    assert streamed_text(await asked) == "steady"
+    await eventually(lambda: running.worker.cancelled)
+
+
+async def test_full_worker_is_passed_over(fleet_of_two: GatewayFleet) -> None:
+    """A refusal by one worker's queue is no refusal to the client."""
+    fleet_of_two.workers[0].worker.switches.refuse = True
+    fleet_of_two.workers[1].worker.script = saying("here")
+    for _ in range(2):
+        answer = await ask(fleet_of_two)
+        assert answer.json()["choices"][0]["message"]["content"] == "here"
+
+
+async def test_all_workers_lost_before_the_first_token(fleet: GatewayFleet) -> None:
+    """No replica left and nothing sent: a real status, retry-after, one closed event."""
+    fleet.worker.switches.die_after_tokens = 0
+    answer = await ask(fleet)
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "no_replica"
+    assert answer.headers["retry-after"] == "1"
+    assert answer.headers["x-request-id"] in answer.json()["error"]["message"]
+    await fleet.settled()
+    assert len(fleet.usage.closed_events()) == 1
+
+
+async def test_stream_waits_for_a_replacement(fleet: GatewayFleet) -> None:
+    """The only worker dies; one that comes up a moment later finishes the answer."""
+    fleet.worker.script = saying("never lost")
+    fleet.worker.switches.die_after_tokens = 4
+    asked = asyncio.create_task(ask(fleet, stream=True))
+    await eventually(lambda: len(fleet.router.picks) >= 2)
+    await fleet.add_worker(FakeWorker(worker_id="w9", script=saying("never lost")))
+    assert streamed_text(await asked) == "never lost"
+
+
+async def test_failure_after_the_first_token_is_an_error_event(fleet_parts: GatewayFleet) -> None:
+    """Status 200 is out: the error comes as an event, then [DONE]; what was made is billed."""
+    fleet_parts.settings = {"max_attempts": 1}
+    await fleet_parts.start()
+    try:
+        fleet_parts.worker.switches.die_after_tokens = 3
+        answer = await ask(fleet_parts, stream=True)
+        *_, error, done, _ = answer.text.split("\n\n")
+        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "no_replica"
+        assert done == "data: [DONE]"
+        assert finish_reasons(answer) == []
+        (closed,) = fleet_parts.usage.closed_events()
+        assert closed.ending == usage_pb2.ENDING_FAILED
+        assert closed.usage.output_tokens == 3
+    finally:
+        await fleet_parts.close()
+
+
+async def test_deadline(fleet_parts: GatewayFleet) -> None:
+    """A request that outlives its time ends with 504 and is closed as such."""
+    fleet_parts.settings = {"request_timeout_s": 1.0}
+    await fleet_parts.start()
+    try:
+        fleet_parts.worker.switches.hang_after_tokens = 2
+        answer = await ask(fleet_parts)
+        assert answer.status_code == 504
+        (closed,) = fleet_parts.usage.closed_events()
+        assert closed.ending == usage_pb2.ENDING_DEADLINE
+        await fleet_parts.settled()
+    finally:
+        await fleet_parts.close()
