@@ -59,7 +59,7 @@ FLEET = (
           help="Also over 5 m, 30 m, 6 h and 3 d: headrace:missed:ratio_*"),
     panel("Time to first token, streams", "s",
           *spread("headrace_gateway_ttft_seconds", '{way="stream"}')),
-    panel("Time per further token, at the workers", "s", *spread("headrace_worker_tpot_seconds")),
+    panel("Time per further token, streams", "s", *spread("headrace_gateway_tpot_seconds")),
     panel("Time of each stage, 95th percentile", "s",
           ("histogram_quantile(0.95, sum by (stage, le) "
            "(rate(headrace_gateway_stage_seconds_bucket[$__rate_interval])))", "{{stage}}"),
@@ -125,6 +125,7 @@ WORKERS = (
            "{{instance}}")),
     panel("Duration of a step", "s", *spread("headrace_worker_step_duration_seconds")),
     panel("First token, from accepted", "s", *spread("headrace_worker_ttft_seconds")),
+    panel("Time per further token", "s", *spread("headrace_worker_tpot_seconds")),
     panel("How requests end", "reqps",
           (per_s("headrace_worker_requests_total", "outcome"), "{{outcome}}"),
           (per_s("headrace_worker_preemptions_total"), "put back"),

@@ -258,15 +258,23 @@ async def test_models(fleet: GatewayFleet) -> None:
 
 
 async def test_time_to_first_token_of_streams_is_counted_apart(fleet: GatewayFleet) -> None:
-    """Of a whole answer the first token is seen with the last: no goal of a stream's is for it."""
+    """Of a whole answer the first token is seen with the last: no goal of a stream's is for it.
+
+    Nor do several choices have a pace.
+    """
+    fleet.worker.switches.delay_per_token_s = 0.02
     async with fleet.http() as client:
-        for stream in (True, False, False):
-            answer = await client.post("/v1/chat/completions", json=chat_body(stream=stream))
+        for stream, n in ((True, 1), (True, 2), (False, 1)):
+            body = chat_body(stream=stream, n=n)
+            answer = await client.post("/v1/chat/completions", json=body)
             assert answer.status_code == 200
         metrics = (await client.get("/metrics")).text
     counted = 'headrace_gateway_ttft_seconds_count{endpoint="chat",way='
-    assert f'{counted}"stream"}} 1.0' in metrics
-    assert f'{counted}"whole"}} 2.0' in metrics
+    assert f'{counted}"stream"}} 2.0' in metrics
+    assert f'{counted}"whole"}} 1.0' in metrics
+    assert 'headrace_gateway_tpot_seconds_count{endpoint="chat"} 1.0' in metrics
+    assert 'headrace_gateway_tpot_seconds_bucket{endpoint="chat",le="0.01"} 0.0' in metrics
+    assert 'headrace_gateway_tpot_seconds_bucket{endpoint="chat",le="0.5"} 1.0' in metrics
 
 
 async def test_unknown_model_makes_no_metric(fleet: GatewayFleet) -> None:

@@ -36,6 +36,13 @@ class GatewayMetrics:
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
+        self.tpot_s = LoopHistogram(
+            "headrace_gateway_tpot_seconds",
+            "Time per output token after the first, one value a stream of one choice.",
+            ["endpoint"],
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
         self.duration_s = LoopHistogram(
             "headrace_gateway_duration_seconds",
             "Request fully read to last byte written.",

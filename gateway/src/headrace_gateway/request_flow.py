@@ -443,8 +443,7 @@ class RequestFlow:
         event.duration_s = now_s - visit.started_s
         if visit.delivery is not None and visit.delivery.first_text_s is not None:
             event.ttft_s = visit.delivery.first_text_s - visit.started_s
-            way = "stream" if visit.request.streaming.is_stream else "whole"
-            self.metrics.ttft_s.labels(visit.request.endpoint.value, way).observe(event.ttft_s)
+            self._note_speed(visit, event.ttft_s, event.duration_s, usage.output_tokens)
         if ending == usage_pb2.ENDING_COMPLETED and visit.request.limits.max_tokens is None:
             num_choices = len(visit.jobs) * visit.request.n
             self.output_estimates.add(visit.request.model, usage.output_tokens // num_choices)
@@ -470,6 +469,14 @@ class RequestFlow:
         await ended
         if settling is not None and not settling.done():
             await _wait_for(settling, _SETTLE_WAIT_S)
+
+    def _note_speed(self, visit: Visit, ttft_s: float, duration_s: float, num_tokens: int) -> None:
+        endpoint, is_stream = visit.request.endpoint.value, visit.request.streaming.is_stream
+        way = "stream" if is_stream else "whole"
+        self.metrics.ttft_s.labels(endpoint, way).observe(ttft_s)
+        # Tokens of several choices come between one another.
+        if is_stream and num_tokens > 1 and len(visit.jobs) * visit.request.n == 1:
+            self.metrics.tpot_s.labels(endpoint).observe((duration_s - ttft_s) / (num_tokens - 1))
 
     def _ended(self, request_id: str, recorded: asyncio.Future[None]) -> asyncio.Future[None]:
         """Return what can be awaited, and cancelled, without cancelling the record."""
