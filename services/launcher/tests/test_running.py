@@ -35,6 +35,7 @@ def test_a_file_in_place_of_the_folder_holds_no_fleet(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     where = ["--state-dir", str(tmp_path / "file")]
     assert run(["status", *where]) == EXIT_NOT_RUNNING
+    assert run(["status", "--prometheus", *where]) == EXIT_NOT_RUNNING
     assert run(["down", *where]) == EXIT_OK
     assert run(["keys", "list", *where]) == EXIT_NOT_RUNNING
 

@@ -8,7 +8,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace_launcher.fleet_view import ChildView, FleetState, FleetView, Role, public_status
+from headrace_launcher.fleet_view import (
+    ChildView,
+    FleetState,
+    FleetView,
+    Role,
+    public_status,
+    scrape_targets,
+)
 from headrace_launcher.state_dir import StateDir, StateDirBusyError, own_identity, supervisor_of
 
 
@@ -98,6 +105,23 @@ def test_status_lists_services_and_workers_apart() -> None:
     assert status["services"][1]["metrics_address"] == "127.0.0.1:3"
     assert [(w["id"], w["address"], w["pid"]) for w in status["workers"]] == [
         ("worker-1", "127.0.0.1:4", 13)
+    ]
+
+
+def test_targets_carry_the_labels_that_alerts_need() -> None:
+    """Gateways are one service, whatever their number; a worker's name is anybody's choice."""
+    view = a_view()
+    view.children += [
+        ChildView("gateway-2", Role.SERVICE, "ready", "127.0.0.1:6", "127.0.0.1:7"),
+        ChildView("cache-index", Role.SERVICE, "ready", "127.0.0.1:8", "127.0.0.1:9"),
+        ChildView("big-70", Role.WORKER, "ready", "127.0.0.1:10", "127.0.0.1:11"),
+    ]
+    assert [(*it["targets"], *it["labels"].values()) for it in scrape_targets(view)] == [
+        ("127.0.0.1:3", "billing", "billing"),
+        ("127.0.0.1:5", "worker", "worker-1"),
+        ("127.0.0.1:7", "gateway", "gateway-2"),
+        ("127.0.0.1:9", "cache-index", "cache-index"),
+        ("127.0.0.1:11", "worker", "big-70"),
     ]
 
 

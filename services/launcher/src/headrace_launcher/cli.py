@@ -144,7 +144,11 @@ def _add_fleet_commands(commands: _Commands) -> None:
         "--timeout-s", type=float, default=_DOWN_TIMEOUT_S, help="how long to wait. Seconds"
     )
     show = _command(commands, "status", "show every service and worker", "running:status")
-    show.add_argument("--json", action="store_true", help="for scripts")
+    kind = show.add_mutually_exclusive_group()
+    kind.add_argument("--json", action="store_true", help="for scripts")
+    kind.add_argument(
+        "--prometheus", action="store_true", help="targets, as a file for its file_sd_configs"
+    )
 
 
 def _add_usage(commands: _Commands) -> None:

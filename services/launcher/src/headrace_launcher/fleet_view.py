@@ -116,6 +116,23 @@ def public_status(view: FleetView, *, alive: bool) -> dict[str, Any]:  # Any: JS
     }
 
 
+def scrape_targets(view: FleetView) -> list[dict[str, Any]]:  # Any: JSON values
+    """Return what a Prometheus reads as a file of targets, with the labels that the rules need."""
+    return [
+        {
+            "targets": [child.metrics_address],
+            "labels": {"service": _service_of(child), "instance": child.name},
+        }
+        for child in view.children
+        if child.metrics_address
+    ]
+
+
+def _service_of(child: ChildView) -> str:
+    # The second gateway is named gateway-2; a worker may have any name.
+    return "worker" if child.role is Role.WORKER else child.name.rstrip("0123456789").rstrip("-")
+
+
 def _public_child(child: ChildView, *, alive: bool) -> dict[str, Any]:  # Any: JSON values
     return {
         "state": child.state if alive else "stopped",

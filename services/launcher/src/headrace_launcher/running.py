@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from headrace_launcher.exit_codes import EXIT_FAILED, EXIT_NOT_RUNNING, EXIT_OK
-from headrace_launcher.fleet_view import FleetState, FleetView, public_status
+from headrace_launcher.fleet_view import FleetState, FleetView, public_status, scrape_targets
 from headrace_launcher.settings import LauncherSettings
 from headrace_launcher.state_dir import StateDir, is_running, supervisor_of
 from headrace_launcher.text import say, status_text
@@ -46,7 +46,9 @@ def status(settings: LauncherSettings, args: Namespace) -> int:
     """Show every part of the fleet; exit code 3 if none runs."""
     view, state_dir = _read(settings), StateDir(settings.state_dir)
     alive = view is not None and is_running(view)
-    if args.json:
+    if args.prometheus:
+        print(json.dumps(scrape_targets(view) if view and alive else [], indent=2))
+    elif args.json:
         empty: dict[str, Any] = {"state": "stopped", "pid": None, "services": [], "workers": []}
         print(json.dumps(public_status(view, alive=alive) if view else empty, indent=2))
     elif view is None or not alive:
