@@ -24,6 +24,7 @@ from headrace_gateway.state.store import Owner, StateStore
 from headrace_testing.clock import FakeClock
 from headrace_testing.fake_worker import MODEL
 from headrace_testing.gateway_fleet import GatewayFleet
+from headrace_testing.postgres import LocalPostgres
 from headrace_testing.waiting import eventually
 
 URL = "/v1/chat/completions"
@@ -263,6 +264,26 @@ async def test_a_batch_survives_its_gateway(fleet_parts: GatewayFleet) -> None:
         good = await results(client, batch.output_file_id)
     assert [one["custom_id"] for one in good] == [f"l{idx}" for idx in range(12)]
     assert batch.error_file_id is None
+    await fleet_parts.close()
+
+
+async def test_a_moment_without_the_state_costs_no_answer_twice(
+    fleet_parts: GatewayFleet, own_postgres: LocalPostgres
+) -> None:
+    """What is being answered goes on; its results are kept once they can be."""
+    fleet_parts.settings["state_url"] = own_postgres.create_database()
+    await fleet_parts.start()
+    fleet_parts.worker.switches.delay_per_token_s = 0.3
+    async with fleet_parts.openai() as client:
+        batch_id = await start(client, *[line(f"l{idx}") for idx in range(8)])
+        await eventually(lambda: len(fleet_parts.worker.running) == 4, within_s=10)
+        await asyncio.to_thread(own_postgres.stop)
+        await eventually(lambda: not fleet_parts.worker.running, within_s=10)
+        await asyncio.sleep(2.5)
+        await asyncio.to_thread(own_postgres.start)
+        batch = await ended(client, batch_id)
+    assert batch.request_counts.completed == 8
+    assert len(fleet_parts.worker.requests) == 8
     await fleet_parts.close()
 
 

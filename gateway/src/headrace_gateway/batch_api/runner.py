@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from codecs import BOM_UTF8
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
-from headrace_common.errors import HeadraceError, UnknownKey
+from headrace_common.errors import HeadraceError, Unavailable, UnknownKey
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_gateway.auth import KeyAuth
 from headrace_gateway.batch_api.input_lines import (
@@ -32,14 +35,15 @@ from headrace_gateway.batch_api.input_lines import (
 from headrace_gateway.batch_api.line_call import LineCaller
 from headrace_gateway.batch_api.stored_batches import LEASE_S, Batch, PendingLine, StoredBatches
 from headrace_gateway.batch_api.stored_files import RESULTS, StoredFiles
-from headrace_gateway.principal import Principal
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 # Batches that one process works on side by side; they share its places for lines.
 _MAX_BATCHES = 4
 _IDLE_POLL_S = 2.0
 _GAP_POLL_S = 0.1
+_AWAY_POLL_S = 0.5
 _PAGE_LINES = 100
 _MAX_RETRY_S = 30.0
 
@@ -90,8 +94,12 @@ class BatchRunner:
         try:
             while True:
                 self._woken.clear()
-                while len(self._running) < _MAX_BATCHES and await self._begin_one():
-                    pass
+                try:
+                    while len(self._running) < _MAX_BATCHES and await self._begin_one():
+                        pass
+                except Unavailable as error:
+                    # Those that run go on.
+                    _log.info("no batch can be looked for: %s", error)
                 try:
                     async with asyncio.timeout(_IDLE_POLL_S):
                         await self._woken.wait()
@@ -117,9 +125,17 @@ class BatchRunner:
         """Work on a batch for as long as it is ours."""
         work = asyncio.create_task(self._run(batch))
         try:
+            held_until_s = time.monotonic() + LEASE_S
             while not work.done():
                 await asyncio.wait({work}, timeout=LEASE_S / 10)
-                status = await self._parts.batches.renew(batch.batch_id, self._worker_id)
+                now_s = time.monotonic()
+                try:
+                    status = await self._parts.batches.renew(batch.batch_id, self._worker_id)
+                except Unavailable:
+                    if now_s >= held_until_s:
+                        raise
+                    continue
+                held_until_s = now_s + LEASE_S
                 if status in ("", "cancelling") and status != batch.status and not work.done():
                     break
             if work.done():
@@ -236,26 +252,24 @@ class BatchRunner:
         """Try a line until it has a result, or the batch's time is over."""
         request_id, num_tries = line.request_id, 0
         while not self._is_late(batch):
+            principal = await _once_there(partial(self._parts.auth.resolve, batch.key_sha256))
             outcome = await self._parts.caller.call(
-                await self._principal(batch), batch.body["endpoint"], request_id, line.body
+                principal, batch.body["endpoint"], request_id, line.body
             )
             if outcome.retry_after_s is None:
                 result = result_line(
                     _line_id(request_id), line.custom_id, request_id, outcome.status, outcome.body
                 )
-                await self._parts.batches.end_line(
-                    batch.batch_id, line.line_no, result, succeeded=outcome.status == 200
-                )
+                end = partial(self._parts.batches.end_line, batch.batch_id, line.line_no, result)
+                await _once_there(partial(end, succeeded=outcome.status == 200))
                 return
             num_tries += 1
             if outcome.was_opened:
                 # The books have closed that id.
                 request_id = f"{line.request_id}.{num_tries}"
-                await self._parts.batches.rename(batch.batch_id, line.line_no, request_id)
+                rename = self._parts.batches.rename
+                await _once_there(partial(rename, batch.batch_id, line.line_no, request_id))
             await asyncio.sleep(min(_MAX_RETRY_S, outcome.retry_after_s * min(2**num_tries, 32)))
-
-    async def _principal(self, batch: Batch) -> Principal:
-        return await self._parts.auth.resolve(batch.key_sha256)
 
     def _is_late(self, batch: Batch) -> bool:
         return self._parts.batches.now_s() >= batch.deadline_s
@@ -299,6 +313,19 @@ class BatchRunner:
         ):
             after_no = found[-1][0]
             yield b"".join(line + b"\n" for _, line in found)
+
+
+async def _once_there(call: Callable[[], Awaitable[T]]) -> T:
+    """Repeat a call while the state, or billing, is away: what is being answered is not lost.
+
+    Cancelled when the lease is over.
+    """
+    while True:
+        try:
+            return await call()
+        except Unavailable as error:
+            _log.info("a line waits: %s", error)
+            await asyncio.sleep(_AWAY_POLL_S)
 
 
 async def _numbered(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes]]:
