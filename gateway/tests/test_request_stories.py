@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
 from headrace_common.errors import Unavailable
 from headrace_testing.fake_worker import saying
 from headrace_testing.gateway_fleet import GatewayFleet, chat_body
@@ -46,3 +50,25 @@ async def test_a_request_that_cannot_be_looked_up_is_not_unknown(fleet: GatewayF
         fleet.billing.failure = Unavailable("away")
         assert (await client.get(f"/v1/requests/{request_id}")).status_code == 200
         assert (await client.get("/v1/requests/req_nope")).status_code == 503
+
+
+async def test_a_story_outlives_its_process(
+    fleet: GatewayFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the state did not take at once waits, and is written at the end at the latest."""
+    is_refused = asyncio.Event()
+
+    async def refuse(_work: object) -> None:
+        is_refused.set()
+        raise Unavailable("away")
+
+    monkeypatch.setattr(fleet.gateway.stories._state, "write", refuse)
+    async with fleet.http() as client:
+        answer = await client.post("/v1/chat/completions", json=chat_body())
+        request_id = answer.headers["x-request-id"]
+    await is_refused.wait()
+    monkeypatch.undo()
+    await fleet.restart_gateway()
+    async with fleet.http() as client:
+        told = (await client.get(f"/v1/requests/{request_id}")).json()
+    assert told["timing"]["duration_s"] > 0

@@ -313,6 +313,7 @@ class Gateway:
         await cancel_and_wait(*self._tasks)
         await self._sent_reports.flush(_REPORTS_FLUSH_S)
         await self._usage_log.close()
+        await self.stories.close()
         await self._state.close()
         await self._admission.close()
         await self._limits.close()

@@ -9,6 +9,7 @@ here, and the collector looks through all of them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ import orjson
 from sqlalchemy import Connection, select
 
 from headrace_common.bulk_rows import insert_missing_rows
+from headrace_common.errors import Unavailable
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_contracts.worker.v1.worker_pb2 import Timings
 from headrace_gateway.answer_extras import Json
@@ -76,7 +78,7 @@ class Stories:
     def __init__(self, state: StateStore, ttl_s: int) -> None:
         self._state, self._ttl_s = state, ttl_s
         self._recent: OrderedDict[str, _Facts] = OrderedDict()
-        # The newest are written first come, the oldest dropped when too many wait.
+        # In order; the oldest are dropped when too many wait.
         self._waiting: deque[str] = deque(maxlen=_MAX_REMEMBERED)
 
     def add(self, visit: Visit, event: usage_pb2.UsageEvent) -> None:
@@ -107,8 +109,20 @@ class Stories:
         ids = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_FLUSHED))]
         expires_s = self._state.now_s() + self._ttl_s
         found = [(it, facts) for it in ids if (facts := self._recent.get(it)) is not None]
-        if found:
+        if not found:
+            return
+        try:
             await self._state.write(lambda it: _write(it, found, expires_s))
+        except Unavailable:
+            if len(self._waiting) + len(ids) <= _MAX_REMEMBERED:
+                self._waiting.extendleft(reversed(ids))
+            raise
+
+    async def close(self) -> None:
+        """Write all that waits, if the state takes it; once `keep` has ended."""
+        with contextlib.suppress(Unavailable):
+            while self._waiting:
+                await self.flush()
 
     async def find(self, owner: Owner, request_id: str) -> Json | None:
         """Return a request's story to its owner; None = there is none."""
