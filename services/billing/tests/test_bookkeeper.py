@@ -8,18 +8,20 @@ from google.protobuf.message import Message
 from sqlalchemy import Connection, func, select, text
 
 from headrace_billing import schema
+from headrace_billing.audit import Stamp
 from headrace_billing.bookkeeper import BatchResult, Bookkeeper
 from headrace_billing.changes import ChangeFeed
 from headrace_billing.consumer import read_positions
 from headrace_billing.deliveries import Delivery
 from headrace_billing.desk import Desk
+from headrace_billing.price_store import add_price
 from headrace_billing.replay import replay
 from headrace_billing.store import Database
 from headrace_billing.usage_store import find_missing, list_usage
 from headrace_billing.usage_sums import stored_days
 from headrace_billing.verify import verify
 from headrace_common.clock import SystemClock
-from headrace_contracts.billing.v1.billing_pb2 import EventId, ListUsageRequest
+from headrace_contracts.billing.v1.billing_pb2 import EventId, ListUsageRequest, Price
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import (
     ENDING_CLIENT_GONE,
@@ -30,6 +32,7 @@ from headrace_contracts.usage.v1.usage_pb2 import (
 from headrace_testing.usage_events import (
     ADMITTED_UNIX_US,
     AMOUNT_NANO_USD,
+    MODEL,
     USAGE,
     closed,
     opened,
@@ -303,3 +306,45 @@ async def test_a_dead_letter_is_not_missing(books: Books) -> None:
         EventId(request_id="nul\x00", kind=UsageEvent.KIND_OPENED),
     ]
     assert await books.read(lambda it: find_missing(it, asked)) == asked[1:]
+
+
+async def test_a_gateway_that_died_with_thousands_of_requests_holds_up_nothing(
+    books: Books,
+) -> None:
+    """Its closes come in one batch; each gets its witness, those of several prompts too."""
+    ids = [f"req_{number:04d}" for number in range(2000)]
+    await books.book(witnessed("req_0007"), witnessed("req_1999#0"), witnessed("req_1999#1"))
+    swept = [closed(it, usage=TokenUsage(), ending=ENDING_SWEPT) for it in ids]
+    assert (await books.book(*swept)).closed == 2000
+    amounts = {"req_0007": AMOUNT_NANO_USD, "req_1999": 2 * AMOUNT_NANO_USD}
+    many = ListUsageRequest(tenant_id="acme", limit=2000)
+    records = (await books.read(lambda it: list_usage(it, many))).records
+    costs = {it.event.request_id: it.amount_nano_usd for it in records if it.amount_nano_usd}
+    assert costs == amounts
+
+
+@pytest.mark.parametrize(
+    ("told", "output_tokens"), [(["req_1"], 2**32 - 1), (["req_1#0", "req_1#1"], 2**31)]
+)
+async def test_a_witness_that_cannot_be_true_is_none(
+    books: Books, told: list[str], output_tokens: int
+) -> None:
+    """A broken worker must not stop the log: its count costs too much, or exceeds any number."""
+    dear = Price(model=MODEL, output_nano_usd=10**9)
+    await books.database.write(lambda it: add_price(it, dear, Stamp(NOW)))
+    usage = TokenUsage(prompt_tokens=1, output_tokens=output_tokens)
+    await books.book(*(witnessed(it, usage=usage) for it in told))
+    swept = closed(usage=TokenUsage(), ending=ENDING_SWEPT)
+    swept.price_version = 2
+    assert (await books.book(swept)).closed == 1
+    assert (await books.read(verify)).ok
+
+
+async def test_of_a_workers_two_counts_of_a_request_the_fuller_one_stands(books: Books) -> None:
+    """It was lost, another worker went on, was lost too, and the first one ended the request."""
+    few = TokenUsage(prompt_tokens=100, cached_gpu_tokens=40, output_tokens=3)
+    await books.book(witnessed(usage=few), witnessed("req_2"), witnessed("req_2", usage=few))
+    await books.book(witnessed(), witnessed("req_2", usage=few))
+    swept = [closed(it, usage=TokenUsage(), ending=ENDING_SWEPT) for it in ("req_1", "req_2")]
+    await books.book(*swept)
+    assert (await books.balances())["receivable:acme"] == 2 * AMOUNT_NANO_USD

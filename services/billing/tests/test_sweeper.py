@@ -5,15 +5,19 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import Connection, select
 
 from headrace_billing import schema
+from headrace_billing.audit import Stamp
 from headrace_billing.bookkeeper import Bookkeeper
 from headrace_billing.deliveries import Delivery
 from headrace_billing.metrics import BillingMetrics
+from headrace_billing.price_store import add_price
 from headrace_billing.store import Database
 from headrace_billing.sweeper import Sweeper
 from headrace_billing.verify import verify
+from headrace_contracts.billing.v1.billing_pb2 import Price
+from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import ENDING_SWEPT, UsageEvent, WorkerUsage
 from headrace_testing.clock import FakeClock
-from headrace_testing.usage_events import AMOUNT_NANO_USD, closed, opened, witnessed
+from headrace_testing.usage_events import AMOUNT_NANO_USD, MODEL, closed, opened, witnessed
 
 GRACE_S = 30.0
 
@@ -124,3 +128,16 @@ async def test_more_than_one_round_is_swept_at_once(scene: Scene) -> None:
         "headrace_billing_events_booked_total", {"kind": "closed", "source": "sweeper"}
     )
     assert booked == 450
+
+
+async def test_a_count_that_cannot_be_true_holds_up_no_other_request(scene: Scene) -> None:
+    """One worker's nonsense must not end all sweeping: its request is closed without it."""
+    dear = Price(model=MODEL, output_nano_usd=10**9)
+    await scene.database.write(lambda it: add_price(it, dear, Stamp(1)))
+    nonsense = TokenUsage(prompt_tokens=1, output_tokens=2**32 - 1)
+    first = opened()
+    first.price_version = 2
+    await scene.book(witnessed(usage=nonsense), first, witnessed("req_2"), opened("req_2"))
+    scene.clock.advance(1000)
+    assert await scene.sweeper.sweep() == 2
+    assert await scene.entries() == {"req_1": 0, "req_2": AMOUNT_NANO_USD}

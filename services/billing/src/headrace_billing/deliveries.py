@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
-from sqlalchemy import Connection, or_, select
+from sqlalchemy import Connection, func, or_, select
 
 from headrace_billing import schema
 from headrace_billing.key_rules import is_clean_text
-from headrace_billing.ledger import CLOSED, best_witness
+from headrace_billing.ledger import CLOSED, best_witness, fullness
 from headrace_common.database import insert_new, put
 from headrace_common.ids import jobs_prefix, request_of
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
@@ -63,21 +63,35 @@ def is_usable(witness: WorkerUsage) -> bool:
 
 
 def keep_witnesses(connection: Connection, witnesses: Sequence[WorkerUsage]) -> int:
-    """Store workers' counts; return how many are new."""
-    rows = {
-        (it.request_id, it.replica.worker_id, it.replica.incarnation): it.SerializeToString()
-        for it in witnesses
-    }
-    names = ("request_id", "worker_id", "incarnation")
-    new = insert_new(
-        connection,
-        schema.worker_usage,
-        [
-            {**dict(zip(names, key, strict=True)), "payload": payload}
-            for key, payload in rows.items()
-        ],
-    )
+    """Store workers' counts, of one worker's for one request the fullest; return how many are new.
+
+    A worker that gets a request again, after it was lost in between, counts it again.
+    """
+    fullest: dict[tuple[str, str, int], WorkerUsage] = {}
+    for it in witnesses:
+        key = (it.request_id, it.replica.worker_id, it.replica.incarnation)
+        fullest[key] = max(fullest.get(key, it), it, key=fullness)
+    table = schema.worker_usage
+    new = insert_new(connection, table, [_witness_row(it) for it in fullest.values()])
+    for key in new:
+        del fullest[tuple(key)]
+    if fullest:
+        query = select(table).where(table.c.request_id.in_({it[0] for it in fullest}))
+        for row in connection.execute(query).all():
+            known = WorkerUsage.FromString(row.payload)
+            told = fullest.get((row.request_id, row.worker_id, row.incarnation), known)
+            if fullness(told) > fullness(known):
+                put(connection, table, [_witness_row(told)])
     return len(new)
+
+
+def _witness_row(it: WorkerUsage) -> dict[str, Any]:  # Any: column values
+    return {
+        "request_id": it.request_id,
+        "worker_id": it.replica.worker_id,
+        "incarnation": it.replica.incarnation,
+        "payload": it.SerializeToString(),
+    }
 
 
 def witnesses_of(
@@ -91,7 +105,12 @@ def witnesses_of(
         return {}
     table, found = schema.worker_usage, dict[str, list[WorkerUsage]]()
     told = table.c.request_id
-    of_jobs = [told.startswith(jobs_prefix(it), autoescape=True) for it in wanted]
+    # Ids of jobs by their beginnings, which mostly are of one length: a gateway that died leaves
+    # thousands, and a condition for each would be more than SQLite takes.
+    beginnings: dict[int, list[str]] = {}
+    for it in map(jobs_prefix, wanted):
+        beginnings.setdefault(len(it), []).append(it)
+    of_jobs = [func.substr(told, 1, size).in_(those) for size, those in beginnings.items()]
     query = select(told, table.c.payload).where(or_(told.in_(wanted), *of_jobs))
     for row in connection.execute(query):
         usage = WorkerUsage.FromString(row.payload)

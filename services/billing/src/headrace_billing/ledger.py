@@ -15,6 +15,7 @@ an entry sum to zero. Nothing is ever changed; corrections are entries of their 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -43,6 +44,8 @@ CORRECTION = ":correction"
 MAX_AMOUNT_NANO_USD = 10**15
 MAX_UNIX_US = 253_402_300_799_999_999
 _MAX_ID_CHARS = 128
+# Counts are of 32 bits.
+_MAX_COUNT = 2**32 - 1
 # In the order of the fields of `Amounts`.
 _REVENUE_CLASSES = ("input", "cached_input", "cache_write", "output")
 
@@ -102,10 +105,17 @@ def book(event: UsageEvent, prices: PriceBook, witness: TokenUsage | None = None
     Raises:
         BadEventError: it can never be booked.
     """
-    check_event(event)
     is_swept = event.ending == usage_pb2.ENDING_SWEPT
-    is_witnessed = event.kind == CLOSED and is_swept and witness is not None
-    booked = _settled(event, prices.version, witness if is_witnessed else None)
+    if event.kind == CLOSED and is_swept and witness is not None:
+        seen = UsageEvent()
+        seen.CopyFrom(event)
+        seen.usage.CopyFrom(witness)
+        seen.estimated = False
+        # A count that cannot be is none.
+        with contextlib.suppress(BadEventError):
+            return book(seen, prices)
+    check_event(event)
+    booked = _settled(event, prices.version)
     amounts = _price(booked, prices)
     if event.kind == OPENED:
         return Booking(booked, None, amounts)
@@ -180,17 +190,19 @@ def best_witness(usages: Iterable[WorkerUsage]) -> TokenUsage | None:
     best: dict[str, WorkerUsage] = {}
     for usage in usages:
         known = best.setdefault(usage.request_id, usage)
-        best[usage.request_id] = max(known, usage, key=_fullness)
+        best[usage.request_id] = max(known, usage, key=fullness)
     if len(best) <= 1:
         return next((it.usage for it in best.values()), None)
     total = TokenUsage()
     for it in best.values():
         for counted, value in it.usage.ListFields():
-            setattr(total, counted.name, getattr(total, counted.name) + value)
+            summed = min(getattr(total, counted.name) + value, _MAX_COUNT)
+            setattr(total, counted.name, summed)
     return total
 
 
-def _fullness(it: WorkerUsage) -> tuple[int, int, int]:
+def fullness(it: WorkerUsage) -> tuple[int, int, int]:
+    """Return what tells the fuller of two counts of the same work."""
     return it.usage.output_tokens, it.usage.prompt_tokens, it.occurred_unix_us
 
 
@@ -270,20 +282,15 @@ def _is_consistent(usage: TokenUsage) -> bool:
     return usage.reasoning_tokens <= usage.output_tokens
 
 
-def _settled(event: UsageEvent, newest_version: int, witness: TokenUsage | None) -> UsageEvent:
-    """Return the event as it is booked: itself, or a copy where something must be filled in."""
+def _settled(event: UsageEvent, newest_version: int) -> UsageEvent:
+    """Return the event as it is booked: itself, or a copy where the version must be filled in."""
     # 0 = the gateway did not say. Written down, so that a later price cannot change a recount.
     version = min(event.price_version or newest_version, newest_version)
-    if witness is not None and not _is_consistent(witness):
-        witness = None
-    if witness is None and version == event.price_version:
+    if version == event.price_version:
         return event
     booked = UsageEvent()
     booked.CopyFrom(event)
     booked.price_version = version
-    if witness is not None:
-        booked.usage.CopyFrom(witness)
-        booked.estimated = False
     return booked
 
 
