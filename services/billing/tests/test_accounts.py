@@ -170,6 +170,40 @@ async def test_mistakes_are_refused_by_name(office: Office) -> None:
     await office.ask("GET", "/tenants", 400, params={"colour": "red"})
 
 
+async def test_a_patch_that_names_nothing_changes_nothing(office: Office) -> None:
+    """An empty body must not take a key's limits and blocked words away."""
+    wanted = {"tenant_id": "acme", "guard_blocklist": ["x"], "limits": {"requests_per_minute": 5}}
+    made = (await office.ask("POST", "/keys", json=wanted))["key"]
+    for options in ({"json": {}}, {}):
+        await office.ask("PATCH", f"/keys/{made['key_id']}", 400, **options)
+        await office.ask("PATCH", "/tenants/acme", 400, **options)
+    assert (await office.ask("GET", "/keys", params={"tenant_id": "acme"}))["keys"] == [made]
+
+
+async def test_an_administrator_who_sends_no_more_does_not_hold_up_the_end(
+    database_url: str, clock: FakeClock
+) -> None:
+    """A body that never comes is waited for as long as the grace, not for ever."""
+    broker = f"127.0.0.1:{free_port()}"
+    settings = BillingSettings(database_url=database_url, kafka_bootstrap=broker)
+    server = BillingServer(settings, CollectorRegistry(), clock)
+    await server.start()
+    await eventually(lambda: server.is_ready, within_s=30)
+    database = Database(database_url)
+    wanted = pb.Key(tenant_id="ops", name="admin", scopes=["admin"])
+    made = await database.write(lambda it: create_key(it, wanted, Stamp(1)))
+    await database.close()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.admin_port)
+    head = f"POST /admin/v1/tenants HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {made.api_key}\r\n"
+    writer.write(f"{head}content-length: 100\r\nexpect: 100-continue\r\n\r\n".encode())
+    # Asked for once the key has been looked at: the request waits for its body.
+    assert b"100" in await asyncio.wait_for(reader.readline(), 10)
+    try:
+        await asyncio.wait_for(server.stop(0.5), 15)
+    finally:
+        writer.close()
+
+
 async def test_a_plan_reaches_the_keys_of_its_tenants(office: Office) -> None:
     """A tenant's and a key's own limits win; a change takes the next revision of the keys."""
     plan = {

@@ -132,6 +132,9 @@ async def _message(route: Route, request: Request) -> Message:
         body = _query(route, request)
     wanted: Json = {route.body: body} if route.body else body
     if route.patches:
+        if not body:
+            # Without names the contract's call would replace every field.
+            raise InvalidRequest("The body names no field to change.")
         wanted["fields"] = sorted(body)
     for name, field in route.path_fields.items():
         place = wanted
