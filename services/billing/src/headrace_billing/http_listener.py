@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import Iterator
 
@@ -50,8 +51,10 @@ class HttpListener:
         serving = self._server.serve(sockets=[self._socket])
         self._task = asyncio.create_task(serving, name="admin-http")
 
-    async def stop(self) -> None:
-        """Finish what runs, close."""
+    async def stop(self, grace_s: float) -> None:
+        """Finish what runs, as far as the grace goes, and close."""
+        # uvicorn counts whole seconds, and none would not even let idle connections end.
+        self._server.config.timeout_graceful_shutdown = max(1, math.ceil(grace_s))
         self._server.should_exit = True
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Wires billing together: one database, one consumer, one sweeper, three services."""
+"""Wires billing together: one database, one consumer, one sweeper, five services."""
 
 from __future__ import annotations
 
@@ -144,8 +144,7 @@ class BillingServer:
         # The feed goes first: its watchers would otherwise use up the whole grace.
         await cancel_and_wait(*self._tasks)
         await self._consumer.release()
-        await self._admin_http.stop()
-        await self._server.stop(grace_s)
+        await asyncio.gather(self._admin_http.stop(grace_s), self._server.stop(grace_s))
         with contextlib.suppress(Unavailable):
             await self._last_used.flush()
         await self._policies.close()
