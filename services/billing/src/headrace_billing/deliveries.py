@@ -73,8 +73,8 @@ def keep_witnesses(connection: Connection, witnesses: Sequence[WorkerUsage]) -> 
         fullest[key] = max(fullest.get(key, it), it, key=fullness)
     table = schema.worker_usage
     new = insert_new(connection, table, [_witness_row(it) for it in fullest.values()])
-    for key in new:
-        del fullest[tuple(key)]
+    for row in new:
+        del fullest[row.request_id, row.worker_id, row.incarnation]
     if fullest:
         query = select(table).where(table.c.request_id.in_({it[0] for it in fullest}))
         for row in connection.execute(query).all():
