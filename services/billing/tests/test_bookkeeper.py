@@ -1,5 +1,6 @@
 """Bookings in SQL: each event once, all or nothing, in any order."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -158,6 +159,24 @@ async def test_a_real_close_after_a_swept_one_is_made_up_for_once(
     assert (record.event.usage, record.amount_nano_usd) == (USAGE, AMOUNT_NANO_USD)
     again = await replay(Desk(books.database, ChangeFeed(books.database), SystemClock()))
     assert again.ok, again.problems
+
+
+async def test_a_replay_sees_the_books_at_one_moment(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is booked while it runs is no difference."""
+    monkeypatch.setattr("headrace_billing.replay._PIECE_ROWS", 4)
+    await books.book(*(closed(f"req_{number:02d}") for number in range(40)))
+    desk = Desk(books.database, ChangeFeed(books.database), SystemClock())
+    replaying = asyncio.create_task(replay(desk))
+    number = 40
+    while not replaying.done():
+        await books.book(closed(f"req_{number:03d}"))
+        number += 1
+        await asyncio.sleep(0)
+    again = await replaying
+    assert again.ok, again.problems
+    assert 40 <= again.num_events < number
 
 
 async def test_a_late_close_that_says_the_same_changes_nothing(books: Books) -> None:

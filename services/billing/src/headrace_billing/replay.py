@@ -6,9 +6,10 @@ what they are priced by and the journal of credits; the rest must come out by it
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,27 +34,17 @@ async def replay(desk: Desk) -> pb.ReplayResponse:
     """Replay into a temporary SQLite database, which is deleted afterwards."""
     with tempfile.TemporaryDirectory(prefix="headrace-replay-") as folder:
         target = Database(f"sqlite:///{Path(folder) / 'replay.db'}")
+        loop = asyncio.get_running_loop()
+
+        def write(work: Callable[[Connection], object]) -> None:
+            asyncio.run_coroutine_threadsafe(target.write(work), loop).result()
+
         try:
             await target.migrate()
-            return await replay_into(desk, target)
+            num_events, books = await desk.read(lambda it: _book_again(it, write))
+            copy = await target.read(digests)
         finally:
             await target.close()
-
-
-async def replay_into(desk: Desk, target: Database) -> pb.ReplayResponse:
-    """Replay into an empty, migrated database."""
-    prices = await desk.read(lambda it: rows_of(it, schema.prices))
-    journal = await desk.read(lambda it: rows_of(it, schema.journal))
-    await target.write(lambda it: _copy_premises(it, prices, journal))
-    keeper, num_events = Bookkeeper("", replays=True), 0
-    # Backwards: every CLOSED before its OPENED.
-    last: tuple[str, int] = ("\U0010ffff", 0)
-    while piece := await desk.read(partial(_piece, before=last)):
-        last = (piece[-1][0], piece[-1][1])
-        batch = [Delivery("replay", 0, idx, payload) for idx, (_, _, payload) in enumerate(piece)]
-        await target.write(partial(_book, keeper=keeper, batch=batch))
-        num_events += len(batch)
-    books, copy = await desk.read(digests), await target.read(digests)
     problems = [
         f"Table {name} differs: {books[name]} in the books, {copy[name]} in the replay."
         for name in books
@@ -68,13 +59,29 @@ async def replay_into(desk: Desk, target: Database) -> pb.ReplayResponse:
     )
 
 
+def _book_again(
+    books: Connection, write: Callable[[Callable[[Connection], object]], None]
+) -> tuple[int, dict[str, str]]:
+    """Book everything elsewhere, on one unchanging view; return how many events, and digests."""
+    prices, journal = _rows(books, schema.prices), _rows(books, schema.journal)
+    write(lambda it: _copy_premises(it, prices, journal))
+    keeper, num_events = Bookkeeper("", replays=True), 0
+    # Backwards: every CLOSED before its OPENED.
+    last: tuple[str, int] | None = None
+    while piece := _piece(books, last):
+        last = (piece[-1][0], piece[-1][1])
+        batch = [Delivery("replay", 0, idx, payload) for idx, (_, _, payload) in enumerate(piece)]
+        write(partial(keeper.book_batch, deliveries=batch, now_unix_s=0))
+        num_events += len(batch)
+    return num_events, digests(books)
+
+
 def digests(connection: Connection) -> dict[str, str]:
     """Return a digest of each table that must come out the same."""
     return {table.name: _digest(connection, table) for table in _COMPARED}
 
 
-def rows_of(connection: Connection, table: Table) -> Rows:
-    """Return all rows of a small table."""
+def _rows(connection: Connection, table: Table) -> Rows:
     return [dict(row) for row in connection.execute(select(table)).mappings()]
 
 
@@ -96,21 +103,18 @@ def _copy_premises(connection: Connection, prices: Rows, journal: Rows) -> None:
         add_or_insert(connection, schema.balances, postings)
 
 
-def _book(connection: Connection, keeper: Bookkeeper, batch: Sequence[Delivery]) -> None:
-    keeper.book_batch(connection, batch, 0)
-
-
-def _piece(connection: Connection, before: tuple[str, int]) -> list[tuple[str, int, bytes]]:
+def _piece(connection: Connection, before: tuple[str, int] | None) -> list[tuple[str, int, bytes]]:
     events = schema.usage_events
     query = (
         select(events.c.request_id, events.c.kind, events.c.payload)
-        .where(
-            (events.c.request_id < before[0])
-            | ((events.c.request_id == before[0]) & (events.c.kind < before[1]))
-        )
         .order_by(events.c.request_id.desc(), events.c.kind.desc())
         .limit(_PIECE_ROWS)
     )
+    if before is not None:
+        query = query.where(
+            (events.c.request_id < before[0])
+            | ((events.c.request_id == before[0]) & (events.c.kind < before[1]))
+        )
     return [(row.request_id, row.kind, row.payload) for row in connection.execute(query)]
 
 
