@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from headrace_common.clock import Clock, unix_us
-from headrace_common.kafka_client import GUARD_AUDIT_TOPIC, ensure_topics, producer
+from headrace_common.kafka_client import GUARD_AUDIT_TOPIC, ensure_topics, producer, stop
 from headrace_common.lifecycle import cancel_and_wait, supervise
 from headrace_contracts.guard.v1 import guard_pb2 as pb
 from headrace_guard.audit_journal import AuditJournal
@@ -169,7 +169,7 @@ class AuditLog:
                     await asyncio.gather(*acks)
                 await self._on_thread(self._journal.mark_published, batch[-1].seq)
         finally:
-            await kafka.stop()
+            await stop(kafka)
 
     async def _on_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         loop = asyncio.get_running_loop()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from prometheus_client import CollectorRegistry
 
 from headrace_billing import reconcile as module
@@ -16,11 +19,13 @@ from headrace_billing.desk import Desk
 from headrace_billing.metrics import BillingMetrics
 from headrace_billing.reconcile import LogReader, reconcile
 from headrace_billing.store import Database
+from headrace_common import kafka_client
 from headrace_common.clock import SystemClock
 from headrace_contracts.billing.v1 import billing_pb2 as pb
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent, WorkerUsage
 from headrace_testing.clock import FakeClock
+from headrace_testing.servers import LocalServer
 from headrace_testing.usage_events import closed, opened, witnessed
 
 
@@ -94,3 +99,34 @@ async def test_what_was_found_is_a_metric(database: Database) -> None:
     read_s = clock.unix_s()
     clock.advance(60)
     assert await found(AbsentLog()) == [0, 1, 0, read_s]
+
+
+async def test_a_slow_broker_is_not_taken_for_an_empty_log(
+    own_kafka: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Silence is no end: everything is read once it answers, and if it does not, that is said."""
+    bootstrap = f"127.0.0.1:{own_kafka.port}"
+    await kafka_client.ensure_topics(bootstrap, ["log"])
+    kafka = kafka_client.producer(bootstrap, "test")
+    await kafka.start()
+    for number in range(30):
+        await kafka.send_and_wait("log", b"%d" % number)
+    await kafka.stop()
+    seek = AIOKafkaConsumer.seek
+
+    def seek_in_vain(consumer: AIOKafkaConsumer, partition: TopicPartition, offset: int) -> None:
+        own_kafka.freeze()
+        # All its threads, before the first fetch.
+        time.sleep(0.05)
+        seek(consumer, partition, offset)
+
+    monkeypatch.setattr(AIOKafkaConsumer, "seek", seek_in_vain)
+    asyncio.get_running_loop().call_later(3, own_kafka.thaw)
+    batches = module.KafkaLog(bootstrap, "log").batches()
+    assert len([value async for batch in batches for value in batch]) == 30
+    monkeypatch.setattr(module, "_MAX_IDLE", 4)
+    try:
+        with pytest.raises(TimeoutError):
+            await anext(module.KafkaLog(bootstrap, "log").batches())
+    finally:
+        own_kafka.thaw()

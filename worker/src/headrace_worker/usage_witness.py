@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from headrace_common.kafka_client import WORKER_USAGE_TOPIC, ensure_topics, producer
+from headrace_common.kafka_client import WORKER_USAGE_TOPIC, ensure_topics, producer, stop
 from headrace_common.lifecycle import supervise
 from headrace_contracts.usage.v1.usage_pb2 import WorkerUsage
 from headrace_worker.metrics import WorkerMetrics
@@ -94,7 +94,7 @@ class UsageWitness:
         finally:
             # What a failed attempt left is tried again with the next producer.
             self._filled.set()
-            await kafka.stop()
+            await stop(kafka)
 
     def _forget(self, batch: list[WorkerUsage]) -> None:
         """Take sent records off the queue; some may have been dropped from its front meanwhile."""

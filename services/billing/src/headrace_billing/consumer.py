@@ -138,7 +138,7 @@ class UsageConsumer:
             finally:
                 self._caught_up_since_s = None
                 self._metrics.consumer_lag_messages.set(math.nan)
-                await _stop(consumer)
+                await kafka_client.stop(consumer)
 
     async def release(self) -> None:
         """Let the partitions go, at the end of the process."""
@@ -303,15 +303,6 @@ def read_positions(connection: Connection) -> dict[tuple[str, int], Position]:
         (row.topic, row.partition): Position(row.next_offset, row.last_sha256)
         for row in connection.execute(select(schema.log_positions))
     }
-
-
-async def _stop(consumer: AIOKafkaConsumer) -> None:
-    # In a task of its own: with the broker gone, stop() may hang (aiokafka #1101) or let the
-    # CancelledError of an inner task out, which would pass for ours.
-    stopping = asyncio.create_task(consumer.stop())
-    await asyncio.wait({stopping}, timeout=_BROKER_TIMEOUT_S)
-    stopping.cancel()
-    await asyncio.gather(stopping, return_exceptions=True)
 
 
 def _delivery(record: ConsumerRecord) -> Delivery:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Protocol
 
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 from sqlalchemy import Connection, or_, select
 
@@ -26,7 +26,8 @@ _log = logging.getLogger(__name__)
 MAX_PROBLEMS = 100
 _PIECE_REQUESTS = 1000
 _BROKER_TIMEOUT_S = 10.0
-_POLL_MS = 500
+# So many fetches without any news are an absent broker.
+_POLL_MS, _MAX_IDLE = 500, 20
 # What was sent a moment ago may be on its way into the books.
 _PATIENCE_S = 2.0
 
@@ -64,17 +65,36 @@ class KafkaLog:
                 begins = await consumer.beginning_offsets(partitions)
             for partition, begin in begins.items():
                 consumer.seek(partition, begin)
-            idle = 0
-            # Until every partition was fetched empty: some brokers tell their ends too low.
-            while idle < 2:
-                batch = await consumer.getmany(timeout_ms=_POLL_MS, max_records=2000)
-                values = [record.value or b"" for rows in batch.values() for record in rows]
-                idle = 0 if values else idle + 1
-                if values:
-                    yield values
+            async for values in _until_end(consumer, partitions):
+                yield values
         finally:
-            stopping = asyncio.create_task(consumer.stop())
-            await asyncio.wait({stopping}, timeout=_BROKER_TIMEOUT_S)
+            await kafka_client.stop(consumer)
+
+
+async def _until_end(
+    consumer: AIOKafkaConsumer, partitions: Sequence[TopicPartition]
+) -> AsyncIterator[Sequence[bytes]]:
+    """Read to where each partition's first fetch says that it ends.
+
+    What brokers say elsewhere of ends may be too low, and silence says nothing.
+
+    Raises:
+        TimeoutError: the broker answers no more.
+    """
+    ends: dict[TopicPartition, int] = {}
+    unread, num_idle = set(partitions), 0
+    while unread:
+        batch = await consumer.getmany(timeout_ms=_POLL_MS, max_records=2000)
+        if values := [record.value or b"" for rows in batch.values() for record in rows]:
+            yield values
+        for partition in unread - ends.keys():
+            if (end := consumer.highwater(partition)) is not None:
+                ends[partition] = end
+        left = {it for it in unread if it not in ends or await consumer.position(it) < ends[it]}
+        num_idle = 0 if values or left < unread else num_idle + 1
+        if num_idle > _MAX_IDLE:
+            raise TimeoutError("the broker does not tell the log's end")
+        unread = left
 
 
 async def reconcile(desk: Desk, log: LogReader) -> pb.ReconcileResponse:
