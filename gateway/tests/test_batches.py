@@ -75,7 +75,9 @@ async def test_files_are_kept_listed_and_deleted(fleet: GatewayFleet) -> None:
         content = b'{"a": 1}\n' * 200_000
         made = await client.files.create(file=("big.jsonl", content), purpose="batch")
         assert (made.bytes, made.filename, made.status) == (len(content), "big.jsonl", "processed")
-        assert (await client.files.content(made.id)).content == content
+        download = await client.files.content(made.id)
+        assert download.content == content
+        assert download.response.headers["content-length"] == str(len(content))
         assert [one.id async for one in client.files.list()] == [made.id]
         assert [one.id async for one in rival.files.list()] == []
         with pytest.raises(openai.NotFoundError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from sqlalchemy import Connection, select
 
 from headrace_common.clock import SystemClock
+from headrace_common.errors import Unavailable
 from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway.responses_api import kept_events
@@ -269,6 +271,29 @@ async def test_a_response_has_a_class_of_service(fleet: GatewayFleet) -> None:
     (closed,) = fleet.usage.closed_events()
     assert closed.price_tier == usage_pb2.PRICE_TIER_BATCH
     assert fleet.worker.requests[-1].priority == PRIORITY_BATCH
+
+
+async def test_a_moment_without_the_state_loses_no_response(
+    fleet: GatewayFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made and paid for, it is kept once the state takes it."""
+    fleet.worker.switches.delay_per_token_s = 0.02
+
+    async def refuse(_work: object) -> None:
+        raise Unavailable("away")
+
+    async with fleet.openai() as client:
+        made = await client.responses.create(model=MODEL, input="hi", background=True)
+        await eventually(lambda: fleet.worker.running, within_s=3)
+        monkeypatch.setattr(fleet.gateway._state, "write", refuse)
+        await eventually(fleet.usage.closed_events, within_s=5)
+        await asyncio.sleep(0.2)
+        monkeypatch.undo()
+
+        async def is_completed() -> bool:
+            return (await client.responses.retrieve(made.id)).status == "completed"
+
+        await eventually(is_completed, within_s=5)
 
 
 async def test_what_is_not_offered_is_an_unknown_url(fleet: GatewayFleet) -> None:

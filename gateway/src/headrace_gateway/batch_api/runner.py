@@ -14,10 +14,9 @@ import asyncio
 import logging
 import time
 from codecs import BOM_UTF8
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from headrace_common.errors import HeadraceError, Unavailable, UnknownKey
 from headrace_common.lifecycle import cancel_and_wait
@@ -35,15 +34,14 @@ from headrace_gateway.batch_api.input_lines import (
 from headrace_gateway.batch_api.line_call import LineCaller
 from headrace_gateway.batch_api.stored_batches import LEASE_S, Batch, PendingLine, StoredBatches
 from headrace_gateway.batch_api.stored_files import RESULTS, StoredFiles
+from headrace_gateway.state.store import once_there
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 # Batches that one process works on side by side; they share its places for lines.
 _MAX_BATCHES = 4
 _IDLE_POLL_S = 2.0
 _GAP_POLL_S = 0.1
-_AWAY_POLL_S = 0.5
 _PAGE_LINES = 100
 _MAX_RETRY_S = 30.0
 
@@ -252,7 +250,7 @@ class BatchRunner:
         """Try a line until it has a result, or the batch's time is over."""
         request_id, num_tries = line.request_id, 0
         while not self._is_late(batch):
-            principal = await _once_there(partial(self._parts.auth.resolve, batch.key_sha256))
+            principal = await once_there(partial(self._parts.auth.resolve, batch.key_sha256))
             outcome = await self._parts.caller.call(
                 principal, batch.body["endpoint"], request_id, line.body
             )
@@ -261,14 +259,14 @@ class BatchRunner:
                     _line_id(request_id), line.custom_id, request_id, outcome.status, outcome.body
                 )
                 end = partial(self._parts.batches.end_line, batch.batch_id, line.line_no, result)
-                await _once_there(partial(end, succeeded=outcome.status == 200))
+                await once_there(partial(end, succeeded=outcome.status == 200))
                 return
             num_tries += 1
             if outcome.was_opened:
                 # The books have closed that id.
                 request_id = f"{line.request_id}.{num_tries}"
                 rename = self._parts.batches.rename
-                await _once_there(partial(rename, batch.batch_id, line.line_no, request_id))
+                await once_there(partial(rename, batch.batch_id, line.line_no, request_id))
             await asyncio.sleep(min(_MAX_RETRY_S, outcome.retry_after_s * min(2**num_tries, 32)))
 
     def _is_late(self, batch: Batch) -> bool:
@@ -313,19 +311,6 @@ class BatchRunner:
         ):
             after_no = found[-1][0]
             yield b"".join(line + b"\n" for _, line in found)
-
-
-async def _once_there(call: Callable[[], Awaitable[T]]) -> T:
-    """Repeat a call while the state, or billing, is away: what is being answered is not lost.
-
-    Cancelled when the lease is over.
-    """
-    while True:
-        try:
-            return await call()
-        except Unavailable as error:
-            _log.info("a line waits: %s", error)
-            await asyncio.sleep(_AWAY_POLL_S)
 
 
 async def _numbered(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
+from functools import partial
 
 import orjson
 
@@ -21,7 +22,7 @@ from headrace_gateway.responses_api.background import BackgroundResponses
 from headrace_gateway.responses_api.kept import KeptResponses
 from headrace_gateway.responses_api.schema import Asked, echo, parse, read
 from headrace_gateway.responses_api.sink import ResponseSink, fresh_response
-from headrace_gateway.state.store import Owner
+from headrace_gateway.state.store import Owner, once_there
 from headrace_gateway.visit import Caller, Reading, Visit
 
 _log = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ class _Work:
         return response
 
     async def _finish(self, response: Json) -> Json:
-        await self._kept.finish(response)
+        await once_there(partial(self._kept.finish, response))
         return response
 
 

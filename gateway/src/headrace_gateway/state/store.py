@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
@@ -23,10 +24,12 @@ from headrace_gateway.principal import Principal
 from headrace_gateway.state import schema
 from headrace_gateway.state.migrations import migrate
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SWEEP_S = 30.0
 _SWEPT_ROWS = 500
+_AWAY_POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,19 @@ class StateStore:
             if not self._migrated:
                 await self._database.write(migrate)
                 self._migrated = True
+
+
+async def once_there(call: Callable[[], Awaitable[T]]) -> T:
+    """Repeat a call while the state, or another service, is away: until it answers or is cancelled.
+
+    For what is made and paid for, and nobody waits for at the other end.
+    """
+    while True:
+        try:
+            return await call()
+        except Unavailable as error:
+            _log.info("tried again: %s", error)
+            await asyncio.sleep(_AWAY_POLL_S)
 
 
 def _not_storable() -> InvalidRequest:
