@@ -52,7 +52,7 @@ def test_numbers_count_by_their_length() -> None:
     assert features("Add 12 and 34.") == features("add 98 AND 76.")
     assert features("12 and 345") != features("345 and 12")
     assert features("x\nadd") != features("add\nx")
-    assert features("") == features("")
+    assert len(features("")) == 1
     assert all(0 <= bucket < 1 << BITS for bucket in features("水車 é 12 😀 \ud800"))
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import orjson
 
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1.worker_pb2 import TokenLogprob
-from headrace_gateway.answer_extras import AnswerExtras, more_fields, token_text
+from headrace_gateway.answer_extras import AnswerExtras, Json, more_fields, token_text
 from headrace_gateway.pricing import cached_tokens
 from headrace_gateway.tool_calls import call_id
 
@@ -25,9 +25,6 @@ _SEPARATORS = (
     (b"\xe2\x80\xa9", b"\\u2029"),
     (b"\xc2\x85", b"\\u0085"),
 )
-
-# JSON of an answer. Any: nested values of JSON types.
-Json = dict[str, Any]
 
 
 @dataclass(slots=True)

@@ -15,8 +15,6 @@ from headrace_contracts.worker.v1.worker_pb2 import LogprobOptions, OutputConstr
 Message = dict[str, Any]
 # A prompt of /v1/completions: text or token ids.
 Prompt = str | Sequence[int]
-
-
 # A container and the key or index in it.
 Slot = tuple[Any, Any]  # Any: dict with str, or list with int
 
@@ -53,9 +51,7 @@ class Endpoint(StrEnum):
 _PROMPT_FIELDS = {
     Endpoint.CHAT: "messages",
     Endpoint.MESSAGES: "messages",
-    Endpoint.COUNT_TOKENS: "messages",
     Endpoint.COMPLETIONS: "prompt",
-    Endpoint.MODERATIONS: "input",
 }
 
 

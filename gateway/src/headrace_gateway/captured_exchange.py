@@ -21,7 +21,6 @@ class CapturedExchange:
         self.is_over = False
         self.client_is_gone = False
         self.num_events = 0
-        self.is_stream = False
         self.status = 0
         self._pieces: list[bytes] = []
 
@@ -42,7 +41,7 @@ class CapturedExchange:
 
     async def begin_stream(self) -> None:
         """Begin to keep a stream."""
-        self.status, self.has_begun, self.is_stream = 200, True, True
+        self.status, self.has_begun = 200, True
 
     def try_send_events(self, events: bytes) -> bool:
         """Leave it to `send_events`, which those that keep more than the bytes refine."""

@@ -18,7 +18,7 @@ from headrace_gateway.openai_bodies import (
 )
 from headrace_gateway.tool_fields import guard_json
 
-_MAX_SCHEMA_BYTES = 256 * 1024
+_MAX_SCHEMA_CHARS = 256 * 1024
 _MAX_CHOICES = 1024
 
 
@@ -107,5 +107,5 @@ def _parsed(schema: object, path: str) -> object:
 
 
 def _check_size(text: str, path: str) -> None:
-    if len(text) > _MAX_SCHEMA_BYTES:
-        raise InvalidRequest(f"{path} may have at most {_MAX_SCHEMA_BYTES} bytes.", param=path)
+    if len(text) > _MAX_SCHEMA_CHARS:
+        raise InvalidRequest(f"{path} may have at most {_MAX_SCHEMA_CHARS} characters.", param=path)

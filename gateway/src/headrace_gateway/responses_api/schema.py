@@ -15,6 +15,7 @@ import msgspec
 
 from headrace_common.errors import InvalidRequest
 from headrace_gateway import openai_bodies as chat_bodies
+from headrace_gateway.answer_extras import Json
 from headrace_gateway.api_request import ApiRequest, Endpoint
 from headrace_gateway.json_body import convert, decode
 from headrace_gateway.openai_schema import read_chat
@@ -37,8 +38,6 @@ from headrace_gateway.responses_api.bodies import (
     ResponsesBody,
 )
 
-# JSON objects. Any: nested values.
-Json = dict[str, Any]
 MAX_ITEMS = 10_000
 # What `include` may ask for: a part of the answer, or something that never occurs here.
 _LOGPROBS = "message.output_text.logprobs"

@@ -6,18 +6,17 @@ Who sends `anthropic-version` gets Anthropic's shapes and pages, others OpenAI's
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 
 from headrace_common.errors import InvalidRequest, ModelNotFound
+from headrace_gateway.answer_extras import Json
 from headrace_gateway.auth import KeyAuth
 from headrace_gateway.messages_api.dialect import is_anthropic
 from headrace_gateway.model_routes.model_names import ModelNames
 from headrace_gateway.pages import page_around
 
-# JSON objects. Any: nested values.
-Json = dict[str, Any]
 _PAGE = 20
 
 

@@ -6,7 +6,7 @@ A key sees its own requests; one with the scope `usage` sees those of its whole 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 from fastapi import APIRouter, Query, Request
 
@@ -14,10 +14,9 @@ from headrace_common.clock import Clock
 from headrace_common.errors import InvalidRequest
 from headrace_contracts.billing.v1.billing_pb2 import SumUsageRequest, SumUsageResponse, UsageSum
 from headrace_contracts.usage.v1 import usage_pb2
+from headrace_gateway.answer_extras import Json
 from headrace_gateway.auth import KeyAuth
 
-# JSON objects. Any: nested values.
-Json = dict[str, Any]
 _DAY_S = 86_400
 _DEFAULT_DAYS, _MAX_DAYS = 31, 400
 _TIERS = {

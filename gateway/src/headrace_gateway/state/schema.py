@@ -97,7 +97,7 @@ batch_lines = Table(
     Column("custom_id", Text, nullable=False),
     # Drawn when the line is read and kept over every try, so that the ledger books it once.
     Column("request_id", Text, nullable=False),
-    # pending, succeeded, failed, cancelled, expired.
+    # pending, succeeded or failed, which is also what was never answered.
     Column("state", Text, nullable=False),
     # What is asked, JSON; empty once the line is over.
     Column("request", LargeBinary, nullable=False),
