@@ -8,6 +8,7 @@ import pytest
 
 from headrace_common.errors import (
     BY_REASON,
+    BudgetExhausted,
     HeadraceError,
     Internal,
     NoReplica,
@@ -45,6 +46,23 @@ def test_retry_after_is_rounded_up() -> None:
 def test_every_503_says_when_to_come_back() -> None:
     """Even if the cause does not know."""
     assert dict(error_body.headers(NoReplica("x")))[b"retry-after"] == b"1"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (BudgetExhausted("x"), b"false"),
+        (error_body.IdempotencyConflict("x"), b"false"),
+        (error_body.RequestInProgress("x"), None),
+        (RateLimited("x"), None),
+        (NoReplica("x"), None),
+        (Internal(), None),
+        (UnknownKey("x"), None),
+    ],
+)
+def test_sdks_are_told_what_is_of_no_use(error: HeadraceError, told: bytes | None) -> None:
+    """They repeat every 409 and 429 by themselves."""
+    assert dict(error_body.headers(error)).get(b"x-should-retry") == told
 
 
 def test_401_names_the_scheme() -> None:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
+
+import anthropic
+import openai
+import pytest
 
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Limits
+from headrace_testing.fake_worker import MODEL
 from headrace_testing.gateway_answers import CHAT, ask, degraded, is_limiter_away
 from headrace_testing.gateway_fleet import GatewayFleet
 from headrace_testing.waiting import eventually
@@ -85,3 +91,22 @@ async def test_slots_come_back_however_a_request_ends(fleet: GatewayFleet) -> No
     await ask(fleet)
     await fleet.settled()
     assert {len(fleet.limiter.admits), len(fleet.limiter.settles)} == {2}
+
+
+async def test_sdks_repeat_no_request_that_has_no_money(fleet: GatewayFleet) -> None:
+    """They would by themselves, as any 429; a rate limit they do wait for."""
+    poor, _ = fleet.new_key(limits=Limits(total_budget_nano_usd=1))
+    message: list[Any] = [{"role": "user", "content": "hi"}]
+    async with fleet.openai(poor) as client, fleet.anthropic(poor) as other:
+        with pytest.raises(openai.RateLimitError):
+            await client.with_options(max_retries=2).chat.completions.create(
+                model=MODEL, messages=message
+            )
+        with pytest.raises(anthropic.RateLimitError):
+            await other.with_options(max_retries=2).messages.create(
+                model=MODEL, messages=message, max_tokens=5
+            )
+    for endpoint in ("chat", "messages"):
+        labels = {"endpoint": endpoint, "outcome": "BUDGET_EXHAUSTED"}
+        count = fleet.gateway.registry.get_sample_value("headrace_gateway_requests_total", labels)
+        assert count == 1

@@ -15,6 +15,7 @@ from headrace_gateway.http_exchange import EXTRA_HEADERS, AsgiApp, Receive, Scop
 _EXPOSED = ", ".join(
     (
         "x-request-id", "request-id", "retry-after", "retry-after-ms", "idempotent-replayed",
+        "x-should-retry",
         "ratelimit", "ratelimit-policy", "x-headrace-replica", "x-headrace-cached-tokens",
         "x-headrace-queue-ms", "x-headrace-model", "x-headrace-route", "x-headrace-fallback",
         "openai-processing-ms",

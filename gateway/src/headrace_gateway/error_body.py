@@ -17,6 +17,8 @@ from headrace_common.errors import (
 from headrace_gateway.rate_headers import is_limit_header
 
 Headers = list[tuple[bytes, bytes]]
+# Statuses that SDKs repeat by themselves, unless they are told that it is of no use.
+_REPEATED = (409, 429, 501)
 
 
 class BodyTooLarge(InvalidRequest):
@@ -105,6 +107,8 @@ def headers(error: HeadraceError) -> Headers:
         for name, value in error.metadata.items()
         if is_limit_header(name)
     ]
+    if error.http_status in _REPEATED and not error.retryable:
+        added.append((b"x-should-retry", b"false"))
     if isinstance(error, UnknownKey):
         added.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, MethodNotAllowed):
