@@ -6,7 +6,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from headrace_cache_index.app import CacheIndexApp
 from headrace_cache_index.settings import CacheIndexSettings
 from headrace_common.blocks import chain, chain_key
 from headrace_common.clock import SystemClock
-from headrace_common.kv_index import IndexKeys, ReplicaKey
+from headrace_common.kv_index import IndexKeys, RegistryEntry, ReplicaKey
 from headrace_common.redis_client import background_client
 from headrace_contracts.types.v1.types_pb2 import CACHE_TIER_GPU, ReplicaRef
 from headrace_testing.fake_publisher import FakePublisher
@@ -147,7 +147,14 @@ async def test_a_publisher_that_stays_away_is_swept(
     publisher = parts.publisher(app.rpc.port)
     publisher.store(HASHES[:3])
     await eventually(lambda: publisher.is_caught_up)
-    await asyncio.sleep(1.0)
+
+    async def lease_end_ms() -> int:
+        text = await redis.hget(IndexKeys().registry, W1.worker_id)
+        return RegistryEntry.decode(text).lease_unix_ms
+
+    # A first lease that was never renewed would have ended twice by then.
+    first_ms = await lease_end_ms()
+    await eventually(lambda: _is_after(lease_end_ms, first_ms + 1000))
     assert await holds_the_truth(redis, publisher)
     await publisher.close()
 
@@ -155,6 +162,10 @@ async def test_a_publisher_that_stays_away_is_swept(
         return not await redis.exists(KEY) and not await redis.hlen(IndexKeys().registry)
 
     await eventually(is_gone)
+
+
+async def _is_after(end_ms: Callable[[], Awaitable[int]], wanted_ms: int) -> bool:
+    return await end_ms() > wanted_ms
 
 
 async def test_many_batches_are_written_and_bounded(

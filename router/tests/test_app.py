@@ -134,7 +134,12 @@ async def test_a_frozen_worker_is_not_picked(fleet: RouterFleet) -> None:
     fleet.publishers["w1"].store(HASHES)
     await eventually(lambda: fleet.goes_to("w1", 40))
     fleet.workers["w1"].worker.is_frozen = True
-    await asyncio.sleep(2.5)
+
+    async def is_stale() -> bool:
+        candidates = (await fleet.pick(HASHES)).candidates
+        return any(one.filtered_by == "stale" for one in candidates)
+
+    await eventually(is_stale)
     for _ in range(10):
         decision = await fleet.pick(HASHES)
         assert decision.replica.worker_id == "w2"
