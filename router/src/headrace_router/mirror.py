@@ -1,36 +1,28 @@
-"""Pure: the prefix index in memory, a dict from block hash to a bitmask of replicas.
+"""Pure: the prefix index in memory, from block hash to a bitmask of replicas (`mask_table`).
 
 Every replica owns one bit, its slot. To forget a replica its slot is retired, one operation; the
 stale bits are masked out of every answer and swept away later, in slices. A replica that is read
-again gets a fresh slot, filled while the old one goes on serving. Equal masks are one object, so an
-entry costs the same with 256 replicas as with 8.
+again gets a fresh slot, filled while the old one goes on serving.
 
 Lookups jump: a chain is prefix-closed on each replica (parents are stored before and dropped after
 their children), so if a block 32 further on is held by the same replicas, all between are; where
 some drop out, the place is found by halves. Where that is wrong the answer is wrong, and only the
 speed suffers. Replicas whose model has layers with a window do not keep that order (early blocks go
 first), so where one of them is in play the chain is walked block by block.
-
-The size is bounded: before it would be exceeded the oldest entries leave, and those that a lookup
-has met lately get a second chance (CLOCK, an approximation of LRU).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from headrace_common.kv_index import TIERS, ReplicaKey, Tier, short_ints
 from headrace_contracts.cache_index.v1.cache_index_pb2 import IndexDelta
+from headrace_router.mask_table import MaskTable, Sweep
 
 _STRIDE = 32
 # What one entry costs at most, whatever the dict's load; measured by benchmarks/index.py.
 BYTES_PER_ENTRY = 140
-# Entries that come or leave at once, so that room is not made for each block alone.
-_EVICT_AT_ONCE = 1024
-# Distinct masks shared at most; beyond that sharing begins anew.
-_MAX_SHARED_MASKS = 65_536
 # Blocks looked at per lookup to tell how much of a prefix lies on slower tiers.
 _MAX_TIER_PROBES = 64
 
@@ -58,8 +50,7 @@ class PrefixMirror:
     """
 
     def __init__(self, max_bytes: int = 1 << 40) -> None:
-        self._max_entries = max(_EVICT_AT_ONCE, max_bytes // BYTES_PER_ENTRY)
-        self._masks: dict[Tier, dict[int, int]] = {tier: {} for tier in TIERS}
+        self._table = MaskTable(max_bytes // BYTES_PER_ENTRY, self._note_evicted)
         self._replicas: dict[ReplicaKey, Mirrored] = {}
         self._key_of_slot: dict[int, ReplicaKey] = {}
         # Those that fill up unseen too.
@@ -68,9 +59,7 @@ class PrefixMirror:
         self._num_slots = 0
         self._free_slots: list[int] = []
         self._retired_mask = 0
-        self._sweep: _Sweep | None = None
-        self._shared: dict[int, int] = {}
-        self._recent: set[int] = set()
+        self._sweep: Sweep | None = None
         self._stepwise: frozenset[ReplicaKey] = frozenset()
         self._stepwise_mask = 0
         self.num_evicted = 0
@@ -81,7 +70,7 @@ class PrefixMirror:
 
     def num_entries(self) -> int:
         """Count the hashes of all tiers."""
-        return sum(len(masks) for masks in self._masks.values())
+        return self._table.num_entries
 
     def apply(self, delta: IndexDelta) -> bool:
         """Apply one change.
@@ -111,7 +100,7 @@ class PrefixMirror:
             known = fresh
         tier = delta.tier or TIERS[0]
         if delta.removed:
-            self._remove(known, tier, short_ints(delta.removed))
+            known.num_blocks -= self._table.remove(tier, short_ints(delta.removed), known.bit)
         if delta.added:
             self.add(known, tier, short_ints(delta.added))
         return True
@@ -127,10 +116,9 @@ class PrefixMirror:
 
     def add(self, known: Mirrored, tier: Tier, hashes: Sequence[int]) -> None:
         """Add blocks to a slot. Idempotent."""
-        for start in range(0, len(hashes), _EVICT_AT_ONCE):
-            self._add_some(known, tier, hashes[start : start + _EVICT_AT_ONCE])
-        if len(self._shared) > _MAX_SHARED_MASKS:
-            self._shared.clear()
+        # Counted afterwards: some of its own may leave meanwhile.
+        num_added = self._table.add(tier, hashes, known.bit)
+        known.num_blocks += num_added
 
     def commit(self, key: ReplicaKey, fresh: Mirrored) -> None:
         """Let lookups see a slot in the place of the replica's former one."""
@@ -168,17 +156,17 @@ class PrefixMirror:
         Replicas that hold none are left out.
         """
         found: dict[ReplicaKey, int] = {}
-        holders = self._reader()
-        alive = holders(chain[0], 0) & self._live_mask if chain else 0
+        holders = self._table.reader()
+        alive = holders(chain[0]) & self._live_mask if chain else 0
         position, stride = 0, 1 if alive & self._stepwise_mask else _STRIDE
         while alive and position < len(chain):
             probe = min(position + stride, len(chain)) - 1
-            if holders(chain[probe], 0) & alive != alive:
+            if holders(chain[probe]) & alive != alive:
                 alive = self._split(holders, chain, position, probe, alive, found)
             position = probe + 1
         self._note(alive, len(chain), found)
-        if found and self.num_entries() > self._max_entries * 3 // 4:
-            self._remember(chain, max(found.values()))
+        if found:
+            self._table.remember(chain[: max(found.values())])
         return found
 
     def slower_blocks(
@@ -195,7 +183,7 @@ class PrefixMirror:
             Blocks lost by replica; those that lose nothing are left out. Long prefixes are sampled.
         """
         lost: dict[ReplicaKey, float] = {}
-        if not depths or not any(self._masks[tier] for tier in TIERS[1:]):
+        if not depths or not any(self._table.num_by_tier[tier] for tier in TIERS[1:]):
             return lost
         for key, depth in depths.items():
             bit, stride = self._replicas[key].bit, -(-depth // _MAX_TIER_PROBES)
@@ -210,7 +198,7 @@ class PrefixMirror:
         if self._sweep is None:
             if not self._retired_mask:
                 return False
-            self._sweep = _Sweep(self._masks, self._retired_mask, self._shared)
+            self._sweep = self._table.sweep(self._retired_mask)
             self._retired_mask = 0
         if self._sweep.step(max_entries):
             return True
@@ -218,60 +206,10 @@ class PrefixMirror:
         self._sweep = None
         return self._retired_mask != 0
 
-    def _add_some(self, known: Mirrored, tier: Tier, hashes: Sequence[int]) -> None:
-        excess = self.num_entries() + len(hashes) - self._max_entries
-        if excess > 0:
-            self._evict(excess)
-        masks, bit, num_added = self._masks[tier], known.bit, 0
-        holders, shared = masks.get, self._shared
-        for block in hashes:
-            mask = holders(block)
-            if mask is None:
-                masks[block] = bit
-                num_added += 1
-            elif not mask & bit:
-                mask |= bit
-                masks[block] = shared.setdefault(mask, mask)
-                num_added += 1
-        known.num_blocks += num_added
-
-    def _remove(self, known: Mirrored, tier: Tier, hashes: Iterable[int]) -> None:
-        masks, bit, shared = self._masks[tier], known.bit, self._shared
-        for block in hashes:
-            mask = masks.get(block, 0)
-            if mask & bit:
-                known.num_blocks -= 1
-                if mask == bit:
-                    del masks[block]
-                else:
-                    mask &= ~bit
-                    masks[block] = shared.setdefault(mask, mask)
-
     def _worth(self, block: int, bit: int, weights: dict[Tier, float]) -> float:
         return max(
-            (weights[tier] for tier in TIERS if self._masks[tier].get(block, 0) & bit), default=0.0
+            (weights[tier] for tier in TIERS if self._table.on_tier(tier, block) & bit), default=0.0
         )
-
-    def _remember(self, chain: Sequence[int], depth: int) -> None:
-        if len(self._recent) > self._max_entries // 4:
-            self._recent.clear()
-        self._recent.update(chain[:depth])
-
-    def _evict(self, num_entries: int) -> None:
-        """Let the oldest entries go, at least *num_entries*."""
-        left = max(num_entries, _EVICT_AT_ONCE)
-        while left > 0:
-            masks = max(self._masks.values(), key=len)
-            if not masks:
-                return
-            for block in list(islice(masks, left)):
-                mask = masks.pop(block)
-                if block in self._recent:
-                    self._recent.discard(block)
-                    masks[block] = mask
-                else:
-                    left -= 1
-                    self._note_evicted(mask)
 
     def _note_evicted(self, mask: int) -> None:
         self.num_evicted += 1
@@ -281,20 +219,9 @@ class PrefixMirror:
                 holder.num_blocks -= 1
                 holder.is_partial = True
 
-    def _reader(self) -> Callable[[int, int], int]:
-        """Return what looks a block up: a plain `dict.get` as long as one tier is in use."""
-        used = [masks for masks in self._masks.values() if masks]
-        return used[0].get if len(used) == 1 else self._on_any_tier
-
-    def _on_any_tier(self, block: int, default: int) -> int:
-        holders = default
-        for masks in self._masks.values():
-            holders |= masks.get(block, 0)
-        return holders
-
     def _split(
         self,
-        holders: Callable[[int, int], int],
+        holders: Callable[[int], int],
         chain: Sequence[int],
         first: int,
         last: int,
@@ -311,7 +238,7 @@ class PrefixMirror:
             alive: who holds everything before *first*.
             found: where depths are noted.
         """
-        left = holders(chain[last], 0) & alive
+        left = holders(chain[last]) & alive
         if left == alive:
             return alive
         if first == last:
@@ -325,35 +252,6 @@ class PrefixMirror:
         if slots and depth:
             for slot in _bits(slots):
                 found[self._key_of_slot[slot]] = depth
-
-
-class _Sweep:
-    """A pass over all entries that clears the bits in `mask`."""
-
-    def __init__(
-        self, masks: dict[Tier, dict[int, int]], mask: int, shared: dict[int, int]
-    ) -> None:
-        self.mask, self._shared = mask, shared
-        self._todo = [(one, list(one)) for one in masks.values() if one]
-
-    def step(self, max_entries: int) -> bool:
-        """Handle some entries; tell whether more are left."""
-        keep = ~self.mask
-        while self._todo and max_entries > 0:
-            masks, hashes = self._todo[-1]
-            for block in hashes[-max_entries:]:
-                mask = masks.get(block)
-                if mask is not None and mask & self.mask:
-                    if mask & keep:
-                        masks[block] = self._shared.setdefault(mask & keep, mask & keep)
-                    else:
-                        del masks[block]
-            done = min(max_entries, len(hashes))
-            del hashes[len(hashes) - done :]
-            max_entries -= done
-            if not hashes:
-                self._todo.pop()
-        return bool(self._todo)
 
 
 def _bits(mask: int) -> list[int]:
