@@ -1,6 +1,8 @@
 """Policies beside the file: put, replaced, dropped, read again; what runs is not touched."""
 
+import asyncio
 import os
+import re
 import tomllib
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from headrace_common.errors import InvalidRequest, NotFound, StaleVersion
+from headrace_common.lifecycle import cancel_and_wait
 from headrace_guard.classifiers.blocklist import BlocklistCache
 from headrace_guard.metrics import GuardMetrics
 from headrace_guard.plan import Planner
@@ -102,11 +105,54 @@ async def test_a_dropped_policy_gives_way_to_the_files(tmp_path: Path) -> None:
         await book.delete("strict")
 
 
-async def test_without_a_folder_nothing_can_be_put() -> None:
-    """And the message says why."""
+async def test_without_a_folder_nothing_can_be_put(tmp_path: Path) -> None:
+    """And the message says where to write instead."""
     book, _ = book_over(None)
-    with pytest.raises(InvalidRequest, match="HEADRACE_GUARD_POLICY_DIR"):
+    with pytest.raises(InvalidRequest, match=r"POLICY_FILE.*HEADRACE_GUARD_POLICY_DIR"):
         await book.put("mine", OWN, "")
+    file = tmp_path / "policies.toml"
+    file.write_text(f'version = "1"\n[policies.default]\n{_as_table(OWN)}')
+    book, _ = book_over(None, file)
+    with pytest.raises(InvalidRequest, match=re.escape(str(file))):
+        await book.put("mine", OWN, "")
+
+
+async def test_guards_with_one_folder_follow_one_another(tmp_path: Path) -> None:
+    """What is put or dropped at one is so at all, and no change undoes another's unknowingly."""
+    (one, _), (two, plans) = book_over(tmp_path), book_over(tmp_path)
+    keeping = [asyncio.create_task(book.keep(0.01)) for book in (one, two)]
+    first = await one.put("mine", OWN, "")
+    await eventually(lambda: "mine" in two.policies.by_name)
+    assert two.get("mine").version == first.version
+    assert plans.plan("mine", Direction.INPUT) is not None
+    second = await two.put("mine", OWN.replace("heron", "stork"), first.version)
+    with pytest.raises(StaleVersion):
+        await one.put("mine", OWN, first.version)
+    await eventually(lambda: one.get("mine").version == second.version)
+    await one.delete("mine")
+    await eventually(lambda: "mine" not in two.policies.by_name)
+    await cancel_and_wait(*keeping)
+
+
+async def test_a_guard_that_has_not_looked_yet_overwrites_nothing(tmp_path: Path) -> None:
+    """The version is compared with what is in the folder, not with what was read last."""
+    (one, _), (two, _) = book_over(tmp_path), book_over(tmp_path)
+    first = await one.put("mine", OWN, "")
+    second = await two.put("mine", OWN.replace("heron", "stork"), first.version)
+    with pytest.raises(StaleVersion, match=re.escape(second.version)):
+        await one.put("mine", OWN, first.version)
+
+
+async def test_of_changes_at_once_one_wins(tmp_path: Path) -> None:
+    """Whichever of the guards it is put at."""
+    books = [book_over(tmp_path)[0] for _ in range(4)]
+    first = await books[0].put("mine", OWN, "")
+    texts = [OWN.replace("heron", f"bird{idx}") for idx in range(4)]
+    puts = (book.put("mine", text, first.version) for book, text in zip(books, texts, strict=True))
+    outcomes = await asyncio.gather(*puts, return_exceptions=True)
+    (won,) = [it for it in outcomes if not isinstance(it, BaseException)]
+    assert all(isinstance(it, StaleVersion) for it in outcomes if it is not won)
+    assert book_over(tmp_path)[0].get("mine").version == won.version
 
 
 async def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:

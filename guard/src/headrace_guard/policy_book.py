@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from headrace_common.errors import InvalidRequest, NotFound, StaleVersion
+from headrace_common.errors import InvalidRequest, NotFound
 from headrace_guard.metrics import GuardMetrics
 from headrace_guard.plan import Planner, plans_of
 from headrace_guard.policy import Policy, PolicyError
@@ -50,11 +50,7 @@ class PolicyBook:
             StaleVersion: another version than *if_version* is in force.
         """
         async with self._changing:
-            current = self.policies.by_name.get(name)
-            if if_version and (current is None or current.version != if_version):
-                version = current.version if current else "none"
-                raise StaleVersion(f"Another version is in force: {version}.", param="if_version")
-            await asyncio.to_thread(self._store.put, name, text)
+            await asyncio.to_thread(self._store.put, name, text, if_version)
             await self._load()
         return self.get(name)
 

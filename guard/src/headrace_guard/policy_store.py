@@ -2,11 +2,15 @@
 
 A put policy is one TOML file in the kept folder, written whole or not at all, and wins over one of
 the same name in the policy file. `load` reads both again; a mistake leaves everything as it was.
+
+Several guards have the same policies when they have the same file and the same folder: each reads
+again what changed, whoever changed it, and changes wait for one another at a lock in the folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import tempfile
@@ -14,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace_common.errors import InvalidRequest, NotFound
+from headrace_common.errors import InvalidRequest, NotFound, StaleVersion
 from headrace_guard.policy import DEFAULT_POLICY, Policy, PolicyError, load_policies, parse_policy
 from headrace_guard.policy_toml import table_toml
 
@@ -22,6 +26,8 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _SUFFIX = ".toml"
 # Part of the version of every put policy.
 _PUT = "put"
+# In the kept folder; no policy's name begins with a dot.
+_LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -70,11 +76,12 @@ class PolicyStore:
         """Whether any file changed since the last `load`."""
         return self._signature() != self._seen
 
-    def put(self, name: str, text: str) -> None:
+    def put(self, name: str, text: str, if_version: str = "") -> None:
         """Check and keep one policy.
 
         Raises:
             InvalidRequest: the policy is wrong, or there is no folder for it.
+            StaleVersion: another version than *if_version* is there, maybe by another guard.
         """
         folder = self._folder()
         if not _NAME.fullmatch(name):
@@ -86,8 +93,10 @@ class PolicyStore:
             parse_policy(name, text, _PUT)
         except PolicyError as error:
             raise InvalidRequest(str(error), param="toml") from error
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_whole(folder / (name + _SUFFIX), text)
+        with _alone_in(folder):
+            if if_version:
+                self._check_version(name, if_version)
+            _write_whole(folder / (name + _SUFFIX), text)
 
     def delete(self, name: str) -> None:
         """Drop a put policy.
@@ -95,17 +104,33 @@ class PolicyStore:
         Raises:
             NotFound: none of this name was put.
         """
-        path = self._folder() / (name + _SUFFIX)
+        folder = self._folder()
+        path = folder / (name + _SUFFIX)
         if not _NAME.fullmatch(name) or not path.exists():
             raise NotFound(f"No policy {name!r} was put.")
-        path.unlink()
+        with _alone_in(folder):
+            path.unlink(missing_ok=True)
 
     def _folder(self) -> Path:
         if self._kept_dir is None:
+            where = (
+                f"the file {self._file}" if self._file else "a file (HEADRACE_GUARD_POLICY_FILE)"
+            )
             raise InvalidRequest(
-                "This guard keeps no policies: HEADRACE_GUARD_POLICY_DIR is not set."
+                f"This guard takes no policies here: write them into {where}, which every guard "
+                "reads again when it changes, or give the guards one folder in common "
+                "(HEADRACE_GUARD_POLICY_DIR)."
             )
         return self._kept_dir
+
+    def _check_version(self, name: str, if_version: str) -> None:
+        try:
+            current = self.load().by_name.get(name)
+        except PolicyError as error:
+            raise InvalidRequest(str(error)) from error
+        if current is None or current.version != if_version:
+            version = current.version if current else "none"
+            raise StaleVersion(f"Another version is in force: {version}.", param="if_version")
 
     def _kept_files(self) -> list[Path]:
         if self._kept_dir is None or not self._kept_dir.is_dir():
@@ -132,6 +157,14 @@ def policy_text(policy: Policy) -> str:
 def policy_name(name: str) -> str:
     """Return the name that is meant: no name is the default policy."""
     return name or DEFAULT_POLICY
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -48,7 +48,8 @@ class GuardSettings(RpcServiceSettings):
     )
     policy_dir: Path | None = Field(
         None,
-        description="Folder of policies put by the admin API; unset = none can be put.",
+        description="Folder of policies put by the admin API, the same for all guards; "
+        "unset = none can be put.",
     )
     policy_poll_s: float = Field(
         2.0, gt=0, le=3600, description="How often policies on disk are looked at. Seconds."
