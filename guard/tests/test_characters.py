@@ -21,10 +21,12 @@ def test_letters_and_white_space_are_visible(char: str) -> None:
     assert not is_invisible(char)
 
 
-@pytest.mark.parametrize("char", ["\u0301", "\u0335", "\u20dd", "\u05b0", "\u064b", "\u0670"])
-def test_accents_and_points_are_dropped_marks(char: str) -> None:
+@pytest.mark.parametrize(
+    "char", ["\u0301", "\u0335", "\u20dd", "\u20e3", "\u0489", "\u05b0", "\u064b", "\u0670"]
+)
+def test_accents_points_and_frames_are_dropped_marks(char: str) -> None:
     """They can be put on any letter without making it unreadable."""
-    assert is_dropped_mark(char) == (char != "\u20dd")
+    assert is_dropped_mark(char)
 
 
 @pytest.mark.parametrize("char", ["\u3099", "\u094d", "\u093c", "\u0e48", "\u0e38", "a"])

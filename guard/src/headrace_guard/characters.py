@@ -51,10 +51,13 @@ def is_invisible(char: str) -> bool:
     return unicodedata.category(char) in ("Cf", "Cc") or _within(ord(char), _IGNORABLE)
 
 
+@lru_cache(maxsize=4096)
 def is_dropped_mark(char: str) -> bool:
-    """Whether *char* is an accent or a point that can be put on any letter to disguise it."""
+    """Whether *char* is an accent, a point or a frame that can disguise any letter."""
     combining = unicodedata.combining(char)
-    return combining >= _FIRST_ACCENT_CLASS or combining in _DROPPED_CLASSES
+    if combining >= _FIRST_ACCENT_CLASS or combining in _DROPPED_CLASSES:
+        return True
+    return not combining and unicodedata.category(char) == "Me"
 
 
 @lru_cache(maxsize=4096)

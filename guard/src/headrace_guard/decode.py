@@ -21,7 +21,7 @@ from headrace_guard.classifiers.base import Match
 from headrace_guard.normalise import Mode, view_of
 from headrace_guard.pieced import escaped, marked, parted_base64, selected, tagged
 
-MAX_DEPTH = 2
+MAX_DEPTH = 4
 MAX_CHARS = 16_384
 MAX_PIECES = 256
 _OVERLAP = 256
@@ -84,11 +84,11 @@ def decoded(text: str) -> Decoding:
     pieces: list[Decoded] = []
     level = [Decoded(text, 0, len(text), "")]
     is_complete = True
-    for _ in range(MAX_DEPTH):
+    for depth in range(MAX_DEPTH + 1):
         inner: list[Decoded] = []
         for outer in level:
             for start, end, kind, shown in _found(outer.text):
-                if len(pieces) + len(inner) >= MAX_PIECES:
+                if depth == MAX_DEPTH or len(pieces) + len(inner) >= MAX_PIECES:
                     return Decoding((*pieces, *inner), False)
                 is_complete = is_complete and len(shown) <= MAX_CHARS
                 place = (outer.start, outer.end) if outer.kinds else (start, end)

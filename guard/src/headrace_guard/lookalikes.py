@@ -2,7 +2,8 @@
 
 The table is that of the `confusable-homoglyphs` package, made from Unicode's file. Of its entries
 those count here that lead from any other character to ASCII; accents do not matter. Letters in
-frames, regional indicators and small capitals, which that file leaves out, go by their names.
+frames, with strokes or hooks, regional indicators and small capitals, which that file leaves out,
+go by their names.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from headrace_guard.characters import is_dropped_mark
 
 _NAMED = re.compile(
     r"(?:(?:CROSSED )?NEGATIVE (?:CIRCLED|SQUARED) LATIN CAPITAL LETTER"
-    r"|REGIONAL INDICATOR SYMBOL LETTER|LATIN LETTER SMALL CAPITAL) ([A-Z])"
+    r"|REGIONAL INDICATOR SYMBOL LETTER|LATIN LETTER SMALL CAPITAL"
+    r"|LATIN (?:SMALL|CAPITAL) LETTER) ([A-Z])(?: WITH .+| BAR)?"
 )
 
 

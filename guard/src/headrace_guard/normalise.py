@@ -130,7 +130,9 @@ def map_character(char: str, mode: Mode, is_folded: bool) -> str:
 
 def _as_ascii(char: str, decomposed: str) -> str:
     if decomposed.isascii():
-        return decomposed
+        # A letter or number in brackets that is one character.
+        is_framed = len(decomposed) > 2 and decomposed[0] == "(" and decomposed[-1] == ")"
+        return decomposed[1:-1] if is_framed else decomposed
     return ascii_lookalike(char) or "".join(ascii_lookalike(one) or one for one in decomposed)
 
 
