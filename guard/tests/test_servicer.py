@@ -12,8 +12,8 @@ from headrace_common.rpc import Call
 from headrace_contracts.guard.v1 import guard_pb2 as pb
 from headrace_guard.audit_record import RecordMaker
 from headrace_guard.classifiers.blocklist import BlocklistCache
-from headrace_guard.cpu_pool import CpuPool
-from headrace_guard.input_judge import INLINE_CHARS, InputJudge
+from headrace_guard.cpu_pool import INLINE_CHARS, CpuPool
+from headrace_guard.input_judge import InputJudge
 from headrace_guard.metrics import GuardMetrics
 from headrace_guard.moderation import Moderator
 from headrace_guard.output_session import MAX_CHOICES
@@ -99,7 +99,7 @@ def make(
     tools = Tools(
         planner=Planner(policies, BlocklistCache(8, 20, 1000)),
         judge=judge,
-        moderator=Moderator(None),
+        moderator=Moderator(None, pool),
         models=None,
         pool=pool,
         audit=notes or Notes(),

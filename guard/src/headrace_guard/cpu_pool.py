@@ -10,6 +10,8 @@ from typing import TypeVar
 from prometheus_client import Gauge
 
 T = TypeVar("T")
+# Longer texts go to a thread: this much takes about a millisecond.
+INLINE_CHARS = 4096
 
 
 class OverloadedError(Exception):
@@ -43,6 +45,14 @@ class CpuPool:
         job = asyncio.get_running_loop().run_in_executor(self._threads, work)
         job.add_done_callback(lambda _: self._change(-1))
         return await asyncio.shield(job)
+
+    async def run_long(self, num_chars: int, work: Callable[[], T]) -> T:
+        """Run *work* on a text of so many characters: a short one here, a long one on a thread.
+
+        Raises:
+            OverloadedError: see `run`.
+        """
+        return work() if num_chars <= INLINE_CHARS else await self.run(work)
 
     def close(self) -> None:
         """Wait for running work and let the threads go."""

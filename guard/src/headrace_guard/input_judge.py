@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from headrace_guard.classifiers.text_model import TextModels
 from headrace_guard.cpu_pool import CpuPool, OverloadedError
@@ -31,10 +30,6 @@ from headrace_guard.normalise import Window
 from headrace_guard.plan import Plan
 from headrace_guard.verdict import Action, Finding, Reason, judge
 from headrace_guard.verdict_cache import VerdictCache
-
-T = TypeVar("T")
-# Longer texts go to a thread: this much takes about a millisecond.
-INLINE_CHARS = 4096
 
 
 @dataclass(frozen=True)
@@ -108,7 +103,7 @@ class InputJudge:
                 return judged, [], Reason.OUT_OF_TIME
 
         num_chars = sum(len(part.text) for part in fresh.values())
-        judged, border_findings, missed = await self._run(num_chars, work)
+        judged, border_findings, missed = await self._pool.run_long(num_chars, work)
         for key, part in fresh.items():
             results[key] = judged[key]
             if not self._is_blocked(plan, judged[key]):
@@ -145,9 +140,6 @@ class InputJudge:
             missed = missed or inner.missed
         found = (*result.matches, *allowed(plan, part, matches))
         return PartResult(found, result.missed or missed, result.pieces)
-
-    async def _run(self, num_chars: int, work: Callable[[], T]) -> T:
-        return work() if num_chars <= INLINE_CHARS else await self._pool.run(work)
 
 
 def _unseen(plan: Plan, reason: Reason) -> InputResult:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
-from headrace_guard.classifiers.base import Classifier
+from headrace_guard.classifiers.base import Classifier, Match
 from headrace_guard.classifiers.catalogue import RULES
 from headrace_guard.classifiers.rule import RuleSet
 from headrace_guard.classifiers.text_model import (
@@ -15,7 +16,8 @@ from headrace_guard.classifiers.text_model import (
     TextModels,
     Trust,
 )
-from headrace_guard.deadline import Deadline
+from headrace_guard.cpu_pool import CpuPool, OverloadedError
+from headrace_guard.deadline import Deadline, OutOfTimeError
 from headrace_guard.decode import decoded
 from headrace_guard.normalise import Window
 from headrace_guard.verdict import Reason
@@ -43,10 +45,11 @@ class Moderator:
 
     Args:
         models: trained classifiers; None = none are there.
+        pool: threads for long texts.
     """
 
-    def __init__(self, models: TextModels | None) -> None:
-        self._models = models
+    def __init__(self, models: TextModels | None, pool: CpuPool) -> None:
+        self._models, self._pool = models, pool
         self._rules: Classifier = RuleSet(RULES)
 
     @property
@@ -56,16 +59,22 @@ class Moderator:
 
     async def scores(self, text: str, deadline: Deadline) -> Scores:
         """Score one text as a user's, and what is encoded in it: the highest score counts."""
-        decoding = decoded(text)
-        windows = [Window(text), *(Window(piece.text) for piece in decoding.pieces)]
+        try:
+            async with asyncio.timeout(deadline.left_s()):
+                windows, missed, matches = await self._pool.run_long(
+                    len(text), lambda: self._look(text, deadline)
+                )
+        except OverloadedError:
+            return Scores({}, frozenset(), Reason.OVERLOADED)
+        except (TimeoutError, OutOfTimeError):
+            return Scores({}, frozenset(), Reason.OUT_OF_TIME)
         by_category = dict.fromkeys(self._rules.categories, 0.0)
         flagged: set[str] = set()
-        for match in (match for window in windows for match in self._rules.find(window)):
+        for match in matches:
             by_category[match.category] = max(by_category[match.category], match.score)
             flagged.add(match.category)
         if self._models is None:
             return Scores(by_category, frozenset(flagged), Reason.NO_MODEL)
-        missed = None if decoding.is_complete else Reason.TOO_LONG
         every = Asked(dict.fromkeys(_ASKED, Point.ALL))
         for window in windows:
             judged = await self._models.judge(window, Trust.USER, every, deadline)
@@ -74,3 +83,15 @@ class Moderator:
             flagged |= judged.balanced
             missed = judged.missed or missed
         return Scores(by_category, frozenset(flagged), missed)
+
+    def _look(
+        self, text: str, deadline: Deadline
+    ) -> tuple[list[Window], Reason | None, list[Match]]:
+        """Return the text and what is encoded in it, why not all of it, and what rules find."""
+        decoding = decoded(text)
+        windows = [Window(text), *(Window(piece.text) for piece in decoding.pieces)]
+        matches: list[Match] = []
+        for window in windows:
+            deadline.check()
+            matches += self._rules.find(window)
+        return windows, None if decoding.is_complete else Reason.TOO_LONG, matches

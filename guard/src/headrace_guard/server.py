@@ -92,7 +92,7 @@ class GuardApp:
         tools = Tools(
             planner,
             _input_judge(settings, self._pool, models, metrics),
-            Moderator(models),
+            Moderator(models, self._pool),
             models,
             self._pool,
             self.audit,

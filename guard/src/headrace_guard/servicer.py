@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from headrace_common.clock import Clock
 from headrace_common.errors import InvalidRequest
@@ -16,7 +16,7 @@ from headrace_guard.classifiers.text_model import TextModels
 from headrace_guard.cpu_pool import CpuPool, OverloadedError
 from headrace_guard.deadline import Deadline
 from headrace_guard.input_check import Part
-from headrace_guard.input_judge import INLINE_CHARS, InputJudge, Question
+from headrace_guard.input_judge import InputJudge, Question
 from headrace_guard.metrics import GuardMetrics
 from headrace_guard.moderation import Moderator
 from headrace_guard.output_check import Released
@@ -25,8 +25,6 @@ from headrace_guard.plan import Plan, Planner
 from headrace_guard.policy import Direction, Policy
 from headrace_guard.verdict import Finding, Reason, State, Verdict
 from headrace_guard.wire import trust_of, verdict_message
-
-T = TypeVar("T")
 
 # Share of the caller's remaining time that is used, so that the answer still arrives.
 _USED_TIME_RATIO = 0.8
@@ -251,14 +249,11 @@ class GuardServicer:
             return check.pass_unseen(text.text, text.last, prepared.missed)
         deadline = self._deadline(call)
         try:
-            return await self._run(
+            return await self._tools.pool.run_long(
                 len(text.text), lambda: check.feed(text.text, text.last, deadline)
             )
         except OverloadedError:
             return check.pass_unseen(text.text, text.last, Reason.OVERLOADED)
-
-    async def _run(self, num_chars: int, work: Callable[[], T]) -> T:
-        return work() if num_chars <= INLINE_CHARS else await self._tools.pool.run(work)
 
     def _deadline(self, call: Call) -> Deadline:
         left_s = call.time_left_s()

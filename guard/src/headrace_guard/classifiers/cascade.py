@@ -14,9 +14,8 @@ and thresholds of its own; the version says so. A stage that was due and gave no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,10 +42,7 @@ from headrace_guard.deadline import Deadline
 from headrace_guard.normalise import Window
 from headrace_guard.verdict import Reason
 
-T = TypeVar("T")
 MAX_WINDOWS = 3
-# Longer texts are scored on a thread.
-INLINE_CHARS = 4096
 # Shorter texts ("yes", "and then?") say nothing about a topic.
 MIN_TOPIC_WORDS = 3
 _MAX_TOPICS = 64
@@ -141,7 +137,9 @@ class CascadeModels:
         heads = _heads(trust, asked)
         has_words = self._embedder is not None
         seen = (
-            await self._run(text, lambda: self._look(text, heads, has_words=has_words))
+            await self._threads.run_long(
+                len(text), lambda: self._look(text, heads, has_words=has_words)
+            )
             if heads
             else []
         )
@@ -164,9 +162,6 @@ class CascadeModels:
         if off_topic is not None:
             matches += self._off_topic(off_topic, len(text), asked)
         return Judged(matches, missed, self._balanced(scored, asked))
-
-    async def _run(self, text: str, work: Callable[[], T]) -> T:
-        return work() if len(text) <= INLINE_CHARS else await self._threads.run(work)
 
     def _look(self, text: str, heads: frozenset[str], *, has_words: bool) -> list[_Seen]:
         reading = read(text)
