@@ -192,6 +192,23 @@ async def test_what_waits_is_written_at_the_end_and_too_much_is_counted(tmp_path
     journal.close()
 
 
+async def test_a_full_disk_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it does not take is lost, counted, and keeps nothing open."""
+
+    def refuse(_journal: AuditJournal, _records: list[pb.AuditRecord]) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(AuditJournal, "append", refuse)
+    registry = CollectorRegistry()
+    async with running_log(tmp_path / "a.sqlite3", registry) as log:
+        log.note(record("a"))
+    assert registry.get_sample_value("headrace_guard_audit_dropped_total") == 1
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        log._journal.find("a")
+
+
 @pytest.mark.kafka
 async def test_kafka_gets_every_record_once_it_is_there(
     tmp_path: Path, own_kafka: LocalServer

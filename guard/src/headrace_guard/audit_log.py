@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -85,12 +86,13 @@ class AuditLog:
         self._tasks = [asyncio.create_task(supervise(name, body)) for name, body in bodies]
 
     async def close(self) -> None:
-        """Write what waits, within bounds, and close the journal."""
+        """Write what waits, within bounds and as far as the disk takes it; close the journal."""
         try:
             async with asyncio.timeout(_FLUSH_S):
                 while self._waiting:
                     await self._write_batch()
-        except TimeoutError:
+        except (TimeoutError, sqlite3.Error) as error:
+            _log.error("%d audit records are lost: %r", len(self._waiting), error)
             self._metrics.dropped.inc(len(self._waiting))
         await cancel_and_wait(*self._tasks)
         await self._on_thread(self._journal.close)
