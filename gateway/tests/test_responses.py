@@ -138,10 +138,15 @@ async def test_a_response_in_the_background(fleet: GatewayFleet) -> None:
 
 async def test_a_background_response_is_cancelled(fleet: GatewayFleet) -> None:
     """The work stops at the worker and what was made is billed."""
-    fleet.worker.switches.delay_per_token_s = 0.05
+    fleet.worker.switches.delay_per_token_s = 0.2
     async with fleet.openai() as client:
         made = await client.responses.create(model=MODEL, input="hi", background=True)
-        await eventually(lambda: fleet.worker.running, within_s=3)
+
+        async def is_in_progress() -> bool:
+            return (await client.responses.retrieve(made.id)).status == "in_progress"
+
+        await eventually(is_in_progress, within_s=3)
+        assert fleet.worker.running
         ended = await client.responses.cancel(made.id)
         assert ended.status == "cancelled"
         assert (await client.responses.cancel(made.id)).status == "cancelled"

@@ -18,7 +18,7 @@ from headrace_common.lifecycle import cancel_and_wait
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.request_flow import RequestFlow
 from headrace_gateway.responses_api.event_log import EventLog
-from headrace_gateway.responses_api.kept import LEASE_S, Kept, KeptResponses
+from headrace_gateway.responses_api.kept import Kept, KeptResponses
 from headrace_gateway.responses_api.kept_events import KeptEvents
 from headrace_gateway.state.store import Owner
 from headrace_gateway.visit import Visit
@@ -95,7 +95,7 @@ class BackgroundResponses:
         await cancel_and_wait(*(task for task, _ in self._running.values()))
 
     async def _run(self, visit: Visit, response: Json, log: EventLog) -> None:
-        looking = asyncio.create_task(self._look(response["id"], log))
+        looking = asyncio.create_task(self._look(response, log))
         try:
             await self._flow.serve(visit)
         except asyncio.CancelledError:
@@ -119,16 +119,16 @@ class BackgroundResponses:
         except HeadraceError as error:
             _log.warning("the events of %s: %s", response_id, error)
 
-    async def _look(self, response_id: str, log: EventLog) -> None:
-        """Renew the lease, and stop when somebody wants that."""
+    async def _look(self, response: Json, log: EventLog) -> None:
+        """Renew the lease, tell how far it is, and stop when somebody wants that."""
         while True:
-            await asyncio.sleep(min(_LOOK_S, LEASE_S / 3))
-            await self._keep_events(response_id, log)
+            await asyncio.sleep(_LOOK_S)
+            await self._keep_events(response["id"], log)
             try:
-                if await self._kept.renew(response_id):
-                    self.cancel(response_id)
+                if await self._kept.renew(response):
+                    self.cancel(response["id"])
             except HeadraceError as error:
-                _log.warning("the lease of %s: %s", response_id, error)
+                _log.warning("the lease of %s: %s", response["id"], error)
 
     async def _fail(self, response: Json, error: HeadraceError, status: str, log: EventLog) -> None:
         response["status"] = status

@@ -71,15 +71,17 @@ class KeptResponses:
         changed = update(table).where(*running, *where).values(values)
         return await self._state.write(lambda it: it.execute(changed).rowcount > 0)
 
-    async def renew(self, response_id: str) -> bool:
+    async def renew(self, response: Json) -> bool:
         """Show that somebody works on it; return whether it should be cancelled."""
-        until_s = self._state.now_s() + LEASE_S
+        values: Json = {"lease_until_s": self._state.now_s() + LEASE_S}
+        if response["status"] == "in_progress":
+            values["body"] = orjson.dumps(response)
 
         def work(connection: Connection) -> bool:
             changed = (
                 update(table)
-                .where(table.c.response_id == response_id, table.c.lease_until_s > 0)
-                .values(lease_until_s=until_s)
+                .where(table.c.response_id == response["id"], table.c.lease_until_s > 0)
+                .values(values)
                 .returning(table.c.cancel_wanted)
             )
             wanted = connection.scalar(changed)
