@@ -237,6 +237,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/moderations", {"input": "x"}),
     ("/tokenize", {"model": MODEL, "prompt": "x"}),
     ("/detokenize", {"model": MODEL, "tokens": [1]}),
+    ("/v1/responses/input_tokens", {"model": MODEL, "input": "x"}),
     ("/v1/messages/count_tokens", {"model": MODEL, "messages": chat_body()["messages"]}),
 ]
 

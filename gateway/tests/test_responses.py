@@ -301,6 +301,23 @@ async def test_a_moment_without_the_state_loses_no_response(
         await eventually(is_completed, within_s=5)
 
 
+async def test_input_tokens_equal_the_prompt_of_an_answer(fleet: GatewayFleet) -> None:
+    """With all that it continues; what no prompt is made of is refused by name."""
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    ask: Any = {"model": MODEL, "input": "B?", "instructions": "Be kind.", "tools": [tool]}
+    async with fleet.openai() as client:
+        first = await client.responses.create(model=MODEL, input="A?", max_output_tokens=5)
+        ask["previous_response_id"] = first.id
+        num_events = len(fleet.usage.events)
+        counted = await client.responses.input_tokens.count(**ask)
+        assert len(fleet.usage.events) == num_events
+        made = await client.responses.create(**ask, max_output_tokens=1)
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.responses.input_tokens.count(**ask, extra_body={"max_output_tokens": 1})
+    assert counted.input_tokens == made.usage.input_tokens
+    assert caught.value.param == "max_output_tokens"
+
+
 async def test_what_is_not_offered_is_an_unknown_url(fleet: GatewayFleet) -> None:
     """POSTs below /v1/responses that are nowhere get 404 in the usual shape, not 405."""
     async with fleet.http() as client:

@@ -51,6 +51,7 @@ from headrace_gateway.pricing import PriceBook
 from headrace_gateway.request_flow import FlowLimits, RequestFlow
 from headrace_gateway.responses_api.background import BackgroundResponses
 from headrace_gateway.responses_api.dialect import ResponsesDialect
+from headrace_gateway.responses_api.input_tokens import InputTokenCount
 from headrace_gateway.responses_api.kept import KeptResponses
 from headrace_gateway.responses_api.kept_events import KeptEvents
 from headrace_gateway.responses_api.routes import responses_router
@@ -266,6 +267,9 @@ class Gateway:
         hot["/v1/messages/count_tokens"] = CallRoute(
             CountDialect(), context, TokenCount(self._names, self._intake, self._admission)
         )
+        count = InputTokenCount(self._kept, self._names, self._intake, self._admission)
+        count_form = OpenAiErrors(Endpoint.COUNT_TOKENS)
+        hot["/v1/responses/input_tokens"] = CallRoute(count_form, context, count)
         tokens = TokenizeApi(self._names, self._intake, self._admission)
         tokenize_form = OpenAiErrors(Endpoint.TOKENIZE)
         hot["/tokenize"] = CallRoute(tokenize_form, context, tokens.tokenize)

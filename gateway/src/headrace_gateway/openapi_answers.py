@@ -146,6 +146,10 @@ ANSWERS: dict[str, tuple[str, Json]] = {
     "/v1/messages": ("MessageAnswer", _MESSAGE),
     "/v1/messages/count_tokens": ("CountAnswer", object_of({"input_tokens": COUNT})),
     "/v1/responses": ("ResponseAnswer", _RESPONSE),
+    "/v1/responses/input_tokens": (
+        "InputTokensAnswer",
+        object_of({"object": {"const": "response.input_tokens"}, "input_tokens": COUNT}),
+    ),
     "/v1/embeddings": ("EmbeddingsAnswer", _EMBEDDINGS),
     "/tokenize": (
         "TokenizeAnswer",

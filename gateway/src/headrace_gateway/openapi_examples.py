@@ -138,6 +138,9 @@ EXAMPLES: dict[str, dict[str, Json]] = {
         ),
         "background": _plain("Made in the background", input="Count to ten.", background=True),
     },
+    "/v1/responses/input_tokens": {
+        "count": _plain("The length of a prompt", input="What is a headrace?")
+    },
     "/v1/embeddings": {
         "texts": _plain("Two texts", input=["A headrace", "A channel"], encoding_format="float"),
         "base64": _plain("As packed numbers", input="A headrace", encoding_format="base64"),

@@ -16,7 +16,7 @@ from headrace_gateway.openai_bodies import ChatBody, CompletionBody
 from headrace_gateway.openapi_answers import ANSWERS
 from headrace_gateway.openapi_examples import EXAMPLES, Json
 from headrace_gateway.openapi_rest import LINKS, REST_SCHEMAS, add_rest_answers
-from headrace_gateway.responses_api.bodies import ResponsesBody
+from headrace_gateway.responses_api.bodies import InputTokensBody, ResponsesBody
 from headrace_gateway.tokenize_api import DetokenizeBody, TokenizeBody
 
 _REF = "#/components/schemas/{name}"
@@ -28,6 +28,7 @@ _BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": CountBody,
     "/v1/responses": ResponsesBody,
+    "/v1/responses/input_tokens": InputTokensBody,
     "/v1/embeddings": EmbeddingsBody,
     "/v1/moderations": ModerationBody,
     "/v1/batches": BatchBody,
@@ -40,6 +41,7 @@ _SUMMARIES = {
     "/v1/messages": "Answer a conversation as Anthropic's SDKs ask, whole or streamed.",
     "/v1/messages/count_tokens": "Tell how long the prompt of a message would be.",
     "/v1/responses": "Make a response: whole, as a stream of events, or in the background.",
+    "/v1/responses/input_tokens": "Tell how long the prompt of a response would be.",
     "/v1/moderations": "Judge texts by the guard's categories and OpenAI's.",
     "/v1/embeddings": "Turn texts into vectors.",
     "/v1/batches": "Run a file of requests in the gaps of other traffic, at the batch price.",

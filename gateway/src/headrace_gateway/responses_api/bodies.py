@@ -164,13 +164,28 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/responses. Any: read item by item."""
+class InputTokensBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/responses/input_tokens: what a prompt is made of. Any: read item by item."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     input: str | list[Any] | None = None
     instructions: str | None = None
     previous_response_id: Text | None = None
+    tools: list[Any] | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | FunctionChoice | AllowedToolsChoice | None
+    ) = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    # Not offered. Any: whatever JSON the client sent.
+    conversation: Any = None
+
+
+class ResponsesBody(InputTokensBody, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/responses."""
+
     store: bool | None = None
     background: bool | None = None
     stream: bool | None = None
@@ -181,14 +196,6 @@ class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     include: list[str] | None = None
-    tools: list[Any] | None = None
-    tool_choice: (
-        Literal["none", "auto", "required"] | FunctionChoice | AllowedToolsChoice | None
-    ) = None
-    parallel_tool_calls: bool | None = None
-    text: TextConfig | None = None
-    reasoning: Reasoning | None = None
-    truncation: Literal["auto", "disabled"] | None = None
     metadata: Annotated[dict[Text, Text], Meta(max_length=16)] | None = None
     user: Text | None = None
     safety_identifier: Text | None = None
@@ -198,7 +205,6 @@ class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
     access_programs: Any = None
     background_options: Any = None
     context_management: Any = None
-    conversation: Any = None
     image: Any = None
     moderation: Any = None
     prompt: Any = None
@@ -207,3 +213,4 @@ class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 DECODER = msgspec.json.Decoder(ResponsesBody)
+COUNT_DECODER = msgspec.json.Decoder(InputTokensBody)

@@ -60,10 +60,7 @@ class ResponsesDialect:
             NotFound: an earlier response is not there.
         """
         asked = parse(body)
-        earlier: list[Json] = []
-        if asked.body.previous_response_id is not None:
-            owner = Owner.of(caller.principal)
-            earlier = await self._kept.conversation(owner, asked.body.previous_response_id)
+        earlier = await self._kept.earlier(Owner.of(caller.principal), asked.previous_id)
         work = _Work(asked, caller, self._kept, self._clock)
         request = read(asked, earlier)
         check_tier(request, caller.principal)

@@ -133,13 +133,15 @@ class KeptResponses:
         if not deleted:
             raise _not_found(response_id)
 
-    async def conversation(self, owner: Owner, response_id: str) -> list[Json]:
-        """Return the items of a response and of all before it, oldest first.
+    async def earlier(self, owner: Owner, response_id: str) -> list[Json]:
+        """Return the items of a response and of all before it, oldest first; of "" none.
 
         Raises:
             NotFound: one of them is not there.
             InvalidRequest: one is not finished, or there are too many.
         """
+        if not response_id:
+            return []
         chain = await self._state.read(lambda it: _chain(it, owner, response_id))
         items: list[Json] = []
         for kept in reversed(chain):

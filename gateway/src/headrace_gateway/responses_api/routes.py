@@ -38,7 +38,7 @@ def responses_router(
 
     @router.post("", include_in_schema=False)
     async def unknown(response_id: str) -> Json:
-        """Say of `compact`, `input_tokens` and the like that they are not here, as of any URL."""
+        """Say of `compact` and the like that they are not here, as of any URL."""
         raise UnknownUrl(f"Unknown request URL: POST /v1/responses/{response_id[:100]}.")
 
     @router.delete("")

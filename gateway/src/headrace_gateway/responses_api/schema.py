@@ -69,6 +69,11 @@ class Asked:
     tools: list[FunctionTool]
 
     @property
+    def previous_id(self) -> str:
+        """The response that it goes on from; empty = none."""
+        return self.body.previous_response_id or ""
+
+    @property
     def is_stored(self) -> bool:
         """Whether the response is kept."""
         return self.body.store is not False
