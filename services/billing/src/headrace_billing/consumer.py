@@ -199,6 +199,7 @@ class UsageConsumer:
             self._watch_ends(consumer, partitions)
             if self._clock.now_s() >= next_check_s:
                 await self._check(consumer, partitions)
+                await watch.refresh()
                 await self._renew(partitions)
                 next_check_s = self._clock.now_s() + _CHECK_INTERVAL_S
 
