@@ -15,8 +15,9 @@ from sqlalchemy import select
 from headrace_billing import schema
 from headrace_billing.bookkeeper import Bookkeeper
 from headrace_billing.deliveries import Delivery
-from headrace_billing.export_format import CLOUD_EVENTS_BATCH, Dialect
+from headrace_billing.export_format import CLOUD_EVENTS_BATCH, Dialect, cloud_events
 from headrace_billing.exporter import Exporter, ExportError, ExportTarget
+from headrace_billing.ledger import MAX_UNIX_US
 from headrace_billing.metrics import BillingMetrics
 from headrace_billing.store import Database
 from headrace_common.clock import SystemClock
@@ -176,3 +177,10 @@ async def test_what_the_receiver_refuses_holds_up_no_other(
         assert await sender.send_some(http) == 1
         assert await sender.send_some(http) == 0
         assert (len({it[:2] for it in meter.amounts}), refused()) == (5, 0)
+
+
+def test_the_last_moment_that_the_books_take_has_a_text() -> None:
+    """One event must not hold up all that come behind it; times are exact to the microsecond."""
+    late = closed(at_unix_us=MAX_UNIX_US)
+    (event,) = json.loads(cloud_events([(late, 1)], "headrace"))
+    assert event["time"] == "9999-12-31T23:59:59.999999Z"

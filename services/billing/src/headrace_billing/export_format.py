@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 from urllib.parse import urlencode
@@ -25,6 +25,7 @@ from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
 CLOUD_EVENTS_BATCH = "application/cloudevents-batch+json"
 FORM = "application/x-www-form-urlencoded"
 TYPE = "headrace.request.closed"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIERS = usage_pb2.DESCRIPTOR.enum_types_by_name["PriceTier"]
 
 
@@ -63,7 +64,7 @@ def stripe_forms(event: UsageEvent, amount_nano_usd: int, prefix: str) -> list[t
 
 
 def _cloud_event(event: UsageEvent, amount_nano_usd: int, source: str) -> dict[str, Any]:
-    when = datetime.fromtimestamp(event.occurred_unix_us / 1e6, UTC)
+    when = _EPOCH + timedelta(microseconds=event.occurred_unix_us)
     return {
         "specversion": "1.0",
         "id": event.request_id,
