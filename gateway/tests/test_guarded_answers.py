@@ -103,7 +103,8 @@ async def test_redacted_input_is_what_the_worker_gets(fleet: GatewayFleet) -> No
 async def test_blocked_output_never_goes_out(fleet: GatewayFleet, streaming: bool) -> None:
     """Text up to the word is sent, the word never, not even in log probabilities."""
     fleet.guard.blocklist = ["heron"]
-    fleet.worker.script = saying("I see a heron now, and much more follows here")
+    # Much more: the worker is told to stop while it is still at it, on any machine.
+    fleet.worker.script = saying("I see a heron now" + ", and more" * 50)
     fleet.worker.switches.delay_per_token_s = 0.005
     answer = await ask(fleet, stream=streaming, logprobs=True, top_logprobs=0)
     if streaming:
@@ -173,22 +174,26 @@ async def test_a_guard_that_cannot_judge_is_not_counted_as_away(
 async def test_guard_lost_in_mid_stream(fleet: GatewayFleet) -> None:
     """Closed: the stream ends with an error event. Open: it goes on whole."""
     fleet.worker.script = saying("the heron is late")
-    fleet.worker.switches.delay_per_token_s = 0.02
+    fleet.worker.switches.hang_after_tokens = 4
     open_key, _ = fleet.new_key(guard_fail_open=True)
 
     async def read(key: str) -> str:
-        text = ""
+        text, go_on = "", fleet.worker.switches.go_on
         fleet.guard.switches.refuse = False
+        go_on.clear()
         body = chat_body(stream=True)
         async with fleet.http(key) as client, client.stream("POST", CHAT, json=body) as answer:
             async for piece in answer.aiter_text():
                 text += piece
-                fleet.guard.switches.refuse = '"content":"t"' in text
+                if streamed_text(httpx.Response(200, text=text.rpartition("\n\n")[0])):
+                    # Some of it is out, the rest is not made yet.
+                    fleet.guard.switches.refuse = True
+                    go_on.set()
         return text
 
     closed = httpx.Response(200, text=await read(fleet.api_key))
     opened = httpx.Response(200, text=await read(open_key))
-    assert "the heron".startswith(streamed_text(closed))
+    assert "the ".startswith(streamed_text(closed))
     assert "guard_unavailable" in closed.text
     fleet.guard.switches.refuse = False
     reports = await eventually(lambda: len(fleet.guard.reports) >= 2 and fleet.guard.reports)

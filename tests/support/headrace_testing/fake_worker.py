@@ -65,8 +65,9 @@ class Switches:
     delay_per_token_s: float = 0.0
     # After this many tokens made by this worker for a request: the stream ends with ReplicaLost.
     die_after_tokens: int | None = None
-    # After this many tokens: nothing comes any more, until the caller leaves.
+    # After this many tokens: nothing comes any more, until `go_on` is set or the caller leaves.
     hang_after_tokens: int | None = None
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
     # Generate says nothing at all, until the caller leaves.
     never_begin: bool = False
     # Generate is refused with QueueFull.
@@ -306,7 +307,7 @@ class FakeWorker(NoKv):
         if switches.die_after_tokens is not None and made >= switches.die_after_tokens:
             raise ReplicaLost("This worker died, as its test told it to.")
         if switches.hang_after_tokens is not None and made >= switches.hang_after_tokens:
-            await asyncio.Event().wait()
+            await switches.go_on.wait()
 
     def _advance(self, choice: _Choice, request: pb.GenerateRequest) -> pb.ChoiceDelta:
         stopping, position = request.stopping, len(choice.made)
