@@ -320,6 +320,11 @@ class HttpServer:
             )
         )
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether connections are taken."""
+        return bool(self._server.started)
+
     async def serve(self) -> None:
         """Serve until `stop`; returns once running requests are over or the grace has ended."""
         await self._server.serve(sockets=[self._socket])
