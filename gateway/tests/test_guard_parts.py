@@ -122,7 +122,8 @@ def test_calls_and_results_keep_the_names_of_their_protocol() -> None:
         "input[2].call_id", "input[2].name", "input[2].arguments",
         "input[3].output", "input[3].call_id",
     ]  # fmt: skip
-    use = {"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}}
+    # Escaped in JSON, a text is judged twice: as the worker gets it, and as a template may show it.
+    use = {"type": "tool_use", "id": "a", "name": "f", "input": {"x": "1\n2"}}
     result = {"type": "tool_result", "tool_use_id": "a", "content": "rain"}
     turns = [
         {"role": "user", "content": "hi"},
@@ -131,10 +132,12 @@ def test_calls_and_results_keep_the_names_of_their_protocol() -> None:
     ]
     body = {"model": "m", "max_tokens": 5, "system": "s", "messages": turns}
     message = parse_messages(json.dumps(body).encode())
+    complete_guard_parts(message)
     assert [part.path for part in message.guard_parts] == [
         "system",
         "messages[0].content",
         "messages[1].content",
         "messages[1].content[1].id", "messages[1].content[1].name", "messages[1].content[1].input",
         "messages[2].content[0].content", "messages[2].content[0].tool_use_id",
+        "messages[1].content[1].input",
     ]  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from headrace_common.errors import InvalidRequest
 from headrace_gateway.api_request import ApiRequest
+from headrace_gateway.guard_parts import complete_guard_parts
 from headrace_gateway.openai_bodies import MessageBody, ToolCallBody
 
 
@@ -64,6 +65,7 @@ def renaming(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def rename_parts(request: ApiRequest, names: Mapping[str, str]) -> None:
-    """Let what the guard is shown carry the client's names."""
+    """Let all that the guard is shown carry the client's names."""
+    complete_guard_parts(request)
     for part in request.guard_parts:
         part.path = renamed(part.path, names)
