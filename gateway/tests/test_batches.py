@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import openai
 import pytest
 from sqlalchemy import select
 
-from headrace_common.errors import InvalidRequest
+from headrace_common.errors import InvalidRequest, Unavailable
 from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH
 from headrace_contracts.usage.v1 import usage_pb2
-from headrace_gateway.batch_api import file_routes
+from headrace_gateway.batch_api import batch_routes, file_routes
 from headrace_gateway.batch_api.input_lines import MAX_LINE_BYTES
 from headrace_gateway.batch_api.stored_files import FileLimits, StoredFiles
 from headrace_gateway.prompt import PromptEncoder
@@ -287,6 +288,24 @@ async def test_a_moment_without_the_state_costs_no_answer_twice(
     assert batch.request_counts.completed == 8
     assert len(fleet_parts.worker.requests) == 8
     await fleet_parts.close()
+
+
+async def test_a_batch_expires_while_billing_is_away(
+    fleet: GatewayFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows whose the key is, and no line waits beyond the batch's time."""
+
+    class Away:
+        async def resolve(self, _digest: bytes) -> None:
+            raise Unavailable("away")
+
+    monkeypatch.setattr(batch_routes, "WINDOW_S", 2)
+    runner = fleet.gateway._runner
+    monkeypatch.setattr(runner, "_parts", replace(runner._parts, auth=Away()))
+    async with fleet.openai() as client:
+        batch = await ended(client, await start(client, line("a"), line("b")), "expired")
+    assert batch.request_counts.failed == 2
+    assert fleet.worker.requests == []
 
 
 async def test_batches_wait_while_others_queue(fleet: GatewayFleet) -> None:

@@ -42,6 +42,8 @@ _log = logging.getLogger(__name__)
 _MAX_BATCHES = 4
 _IDLE_POLL_S = 2.0
 _GAP_POLL_S = 0.1
+# While billing cannot say whose the key is.
+_KEY_POLL_S = 1.0
 _PAGE_LINES = 100
 _MAX_RETRY_S = 30.0
 
@@ -250,7 +252,11 @@ class BatchRunner:
         """Try a line until it has a result, or the batch's time is over."""
         request_id, num_tries = line.request_id, 0
         while not self._is_late(batch):
-            principal = await once_there(partial(self._parts.auth.resolve, batch.key_sha256))
+            try:
+                principal = await self._parts.auth.resolve(batch.key_sha256)
+            except Unavailable:
+                await asyncio.sleep(_KEY_POLL_S)
+                continue
             outcome = await self._parts.caller.call(
                 principal, batch.body["endpoint"], request_id, line.body
             )

@@ -131,7 +131,7 @@ class StateStore:
 
 
 async def once_there(call: Callable[[], Awaitable[T]]) -> T:
-    """Repeat a call while the state, or another service, is away: until it answers or is cancelled.
+    """Repeat a call while the state is away: until it answers or is cancelled.
 
     For what is made and paid for, and nobody waits for at the other end.
     """
