@@ -12,6 +12,7 @@ import pytest
 
 from headrace_common.frame_socket import SILENCE_S
 from headrace_gateway.clients import billing
+from headrace_testing.fake_worker import FakeWorker
 from headrace_testing.freezable import FreezableWay
 from headrace_testing.gateway_fleet import GatewayFleet, chat_body
 from headrace_testing.waiting import eventually
@@ -73,6 +74,25 @@ async def test_a_router_that_lets_a_request_queue_is_waited_for(fleet: GatewayFl
         assert fleet.worker.requests == []
         fleet.router.gate.set()
         assert (await asked)[0].status_code == 200
+
+
+async def test_a_frozen_worker_is_left_before_its_connection_is_lost(fleet: GatewayFleet) -> None:
+    """The first request that meets it moves on after two seconds, the next ones at once."""
+    async with FreezableWay(fleet.workers[0].address) as way:
+        fleet.router.add_worker("w0", way.address, [fleet.worker.card()], incarnation=2)
+        await eventually(lambda: fleet.gateway.directory.is_ready)
+        await ask(fleet)
+        await fleet.add_worker(FakeWorker(worker_id="w1"))
+        way.freeze()
+        answer, took_s = await ask(fleet)
+        assert answer.status_code == 200
+        assert took_s < SILENCE_S - 1
+        answer, took_s = await ask(fleet)
+        assert answer.status_code == 200
+        assert took_s < BOUND_S / 2
+        assert [len(pick.excluded) for pick in fleet.router.picks[-4:]] == [0, 1, 0, 1]
+        way.thaw()
+        await fleet.settled()
 
 
 async def test_a_frozen_guard_is_known_as_one(fleet: GatewayFleet) -> None:

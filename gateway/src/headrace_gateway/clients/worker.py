@@ -11,6 +11,8 @@ _GENERATE = method_ref(_SERVICE, "Generate", pb.GenerateRequest, pb.GenerateEven
 _EMBED = method_ref(_SERVICE, "Embed", pb.EmbedRequest, pb.EmbedResponse)
 _TOKENIZER = method_ref(_SERVICE, "FetchTokenizer", pb.FetchTokenizerRequest, pb.TokenizerChunk)
 _TOKENIZER_TIMEOUT_S = 60.0
+# Before the first token. The router takes a worker for frozen after as long without a report.
+_PATIENCE_S = 2.0
 
 
 class WorkerSessions:
@@ -62,5 +64,5 @@ class WorkerSessions:
     def _session(self, address: str) -> SessionClient:
         session = self._sessions.get(address)
         if session is None:
-            session = self._sessions[address] = SessionClient(address)
+            session = self._sessions[address] = SessionClient(address, _PATIENCE_S)
         return session
