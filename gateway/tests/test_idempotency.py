@@ -42,6 +42,16 @@ async def test_the_same_request_again_gets_the_same_answer(
     assert len(fleet.worker.requests) == 1
 
 
+@pytest.mark.parametrize("keys", [["a", "b"], ["a", "a"], ["", "b"], ["k" * 256]])
+async def test_a_request_has_one_key(fleet: GatewayFleet, keys: list[str]) -> None:
+    """Of several nobody knows which counts; refused, and nothing runs."""
+    headers = [("Idempotency-Key", key) for key in keys]
+    async with fleet.http() as client:
+        answer = await client.post(URL, json=chat_body(), headers=headers)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Idempotency-Key")
+    assert fleet.worker.requests == []
+
+
 async def test_another_body_is_a_conflict(fleet: GatewayFleet) -> None:
     """The key stands for one body; another API key has keys of its own."""
     await ask(fleet)

@@ -22,7 +22,7 @@ from headrace_contracts.ratelimit.v1.ratelimit_pb2 import DimensionState
 from headrace_gateway import error_body
 from headrace_gateway.auth import KeyAuth, check_scope
 from headrace_gateway.http_exchange import AsgiApp, HttpExchange, Receive, Scope, Send
-from headrace_gateway.idempotency import Idempotency
+from headrace_gateway.idempotency import IDEMPOTENCY_KEY, Idempotency
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.pricing import price_tier
 from headrace_gateway.principal import Principal
@@ -141,7 +141,7 @@ class ApiRoute(ABC):
             check_query(exchange.query, self._form.query_params)
             body = await exchange.read_body(context.limits.max_body_bytes)
             caller = Caller(request_id, principal, exchange)
-            if exchange.header(b"idempotency-key"):
+            if any(name == IDEMPOTENCY_KEY and value for name, value in exchange.request_headers):
                 return await context.idempotency.run(caller, exchange, body, self._work)
             return await self._work(caller, exchange, body)
         except HeadraceError as error:

@@ -32,6 +32,7 @@ from headrace_gateway.visit import Caller, WatchedExchange
 
 _log = logging.getLogger(__name__)
 
+IDEMPOTENCY_KEY = b"idempotency-key"
 _MAX_KEY_BYTES = 255
 # An answer larger than this is not kept.
 _MAX_ANSWER_BYTES = 8 * 2**20
@@ -190,11 +191,14 @@ class _TeeExchange(CapturedExchange):
 
 
 def _record_id(caller: Caller, exchange: HttpExchange) -> bytes:
-    key = exchange.header(b"idempotency-key")
-    if not 0 < len(key) <= _MAX_KEY_BYTES:
+    keys = [value for name, value in exchange.request_headers if name == IDEMPOTENCY_KEY]
+    # Of several, a proxy in between may go by another one.
+    if len(keys) != 1 or not 0 < len(keys[0]) <= _MAX_KEY_BYTES:
         raise InvalidRequest(
-            f"Idempotency-Key must have 1 to {_MAX_KEY_BYTES} characters.", param="Idempotency-Key"
+            f"One Idempotency-Key of 1 to {_MAX_KEY_BYTES} characters may be sent.",
+            param="Idempotency-Key",
         )
+    key = keys[0]
     principal = caller.principal
     parts = (principal.tenant_id.encode(), principal.key_id.encode(), exchange.path.encode(), key)
     return hashlib.sha256(b"\x00".join(parts)).digest()
