@@ -13,12 +13,15 @@ from sqlalchemy import Connection, insert, select, update
 
 from headrace_gateway.batch_api.stored_batches import StoredBatches
 from headrace_gateway.state import schema
+from headrace_gateway.state import store as store_module
 from headrace_gateway.state.idempotency_records import LEASE_S, ClaimKind, IdempotencyRecords
 from headrace_gateway.state.migrations import NewerSchemaError
 from headrace_gateway.state.store import Owner, StateStore
 from headrace_testing.clock import FakeClock
 from headrace_testing.fake_worker import MODEL
-from headrace_testing.gateway_fleet import GatewayFleet
+from headrace_testing.gateway_fleet import GatewayFleet, chat_body
+from headrace_testing.postgres import LocalPostgres
+from headrace_testing.waiting import eventually
 
 T = TypeVar("T")
 # One side of a race, given its store.
@@ -115,6 +118,35 @@ async def test_a_nul_is_the_clients_mistake_on_postgresql(
         kept = (await http.get(f"/v1/responses/{made['id']}")).json()
         assert kept["metadata"] == {"a": "b\0"}
     await fleet_parts.close()
+
+
+async def test_a_frozen_database_is_not_waited_for_without_end(
+    own_postgres: LocalPostgres, fleet_parts: GatewayFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What needs it is refused in time, also while older work still hangs; the rest goes on."""
+    monkeypatch.setattr(store_module, "PATIENCE_S", 0.5)
+    fleet_parts.settings["state_url"] = own_postgres.create_database()
+    await fleet_parts.start()
+    try:
+        async with fleet_parts.http() as client:
+            body = {"model": MODEL, "input": "hi"}
+            kept = await client.post("/v1/responses", json=body)
+            own_postgres.freeze()
+            for _ in range(4):
+                answer = await client.get(f"/v1/responses/{kept.json()['id']}")
+                assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            chat = await client.post("/v1/chat/completions", json=chat_body())
+            assert chat.status_code == 200
+            own_postgres.thaw()
+
+            async def is_back() -> bool:
+                answer = await client.get(f"/v1/responses/{kept.json()['id']}")
+                return answer.status_code == 200
+
+            await eventually(is_back)
+    finally:
+        own_postgres.thaw()
+        await fleet_parts.close()
 
 
 class HeldStore(StateStore):

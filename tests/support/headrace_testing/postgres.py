@@ -9,6 +9,7 @@ import os
 import secrets
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -52,6 +53,20 @@ class LocalPostgres:
     def stop(self) -> None:
         """Cut all connections and end."""
         self._run("pg_ctl", "-D", self._data, "-m", "immediate", "-w", "stop")
+
+    def freeze(self) -> None:
+        """Stop every process of the server: connections stay, nothing answers."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let them go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        postmaster = (self._data / "postmaster.pid").read_text().split()[0]
+        children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
+        for pid in (postmaster, *children):
+            os.kill(int(pid), number)
 
     def remove(self) -> None:
         """Stop and delete everything."""

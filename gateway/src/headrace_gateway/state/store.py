@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, Table, delete, select
 from sqlalchemy.exc import DataError
@@ -28,8 +28,15 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SWEEP_S = 30.0
+# Above what the database itself bounds: connecting (5 s) and waiting for a lock (10 s). A frozen
+# one bounds nothing.
+PATIENCE_S = 15.0
 _SWEPT_ROWS = 500
 _AWAY_POLL_S = 0.5
+
+
+# Runs work in a transaction, on a thread.
+_Run: TypeAlias = Callable[[Callable[[Connection], T]], Awaitable[T]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +80,7 @@ class StateStore:
             InvalidRequest: PostgreSQL takes no NUL in a text.
             Unavailable: the database cannot do it now.
         """
-        await self._ensure_tables()
-        try:
-            return await self._database.write(work)
-        except DataError as error:
-            raise _not_storable() from error
+        return await self._bounded(self._database.write, work)
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Run *work* on one unchanging view of the data.
@@ -86,11 +89,7 @@ class StateStore:
             InvalidRequest: PostgreSQL takes no NUL in a text.
             Unavailable: the database cannot do it now.
         """
-        await self._ensure_tables()
-        try:
-            return await self._database.read(work)
-        except DataError as error:
-            raise _not_storable() from error
+        return await self._bounded(self._database.read, work)
 
     async def check(self) -> None:
         """Find out whether the database can ever serve; one that is away may.
@@ -98,8 +97,9 @@ class StateStore:
         Raises:
             SettingsError: it cannot.
         """
-        with contextlib.suppress(Unavailable):
-            await self._database.read(lambda _: None)
+        with contextlib.suppress(Unavailable, TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await self._database.read(lambda _: None)
 
     async def keep(self) -> None:
         """Make the tables, then sweep what has expired; run under `supervise`."""
@@ -120,6 +120,19 @@ class StateStore:
     async def close(self) -> None:
         """Wait for running work, let the connections go."""
         await self._database.close()
+
+    async def _bounded(self, run: _Run[T], work: Callable[[Connection], T]) -> T:
+        """Do *work* in time. What is given up may still be done once the database lives again."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._ensure_tables()
+                return await run(work)
+        except TimeoutError:
+            raise Unavailable(
+                "The gateway's database does not answer.", retry_after_s=1.0
+            ) from None
+        except DataError as error:
+            raise _not_storable() from error
 
     async def _ensure_tables(self) -> None:
         if self._migrated:
