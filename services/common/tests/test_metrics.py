@@ -9,6 +9,7 @@ import urllib.request
 
 import pytest
 
+from headrace_common import metrics
 from headrace_common.metrics import ObservabilityServer, RpcMetrics, new_registry, watch_disk
 
 
@@ -40,6 +41,17 @@ def test_health_says_alive_while_ready_says_whether_work_is_welcome(port, readin
     assert get(port, "/ready")[0] == 503
     readiness["ready"] = True
     assert get(port, "/ready")[0] == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /metrics HTTP/1.1\r\nhost:"])
+def test_a_client_that_says_nothing_holds_no_thread(monkeypatch, sent) -> None:
+    """Anybody who reaches the port could otherwise use up the process's threads."""
+    monkeypatch.setattr(metrics, "_SILENT_CLIENT_S", 0.2)
+    server = ObservabilityServer("127.0.0.1", 0, new_registry(), lambda: True)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
+        client.sendall(sent)
+        assert client.recv(1) == b""
+    server.close()
 
 
 def test_readiness_is_a_metric_too(port, readiness) -> None:

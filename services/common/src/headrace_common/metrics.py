@@ -60,6 +60,10 @@ def _free_bytes(folder: Path) -> float:
         return float("nan")
 
 
+# A scrape asks at once, and reads its answer.
+_SILENT_CLIENT_S = 10.0
+
+
 class RpcMetrics:
     """Calls served, by method and outcome, for every gRPC service."""
 
@@ -104,6 +108,9 @@ class ObservabilityServer:
         show_ready(registry, is_ready)
 
         class Handler(BaseHTTPRequestHandler):
+            # Each connection holds a thread: for so long it may say, or read, nothing.
+            timeout = _SILENT_CLIENT_S
+
             def do_GET(self) -> None:
                 status, kind, body = _answer(self.path, registry, is_ready, details)
                 self.send_response(status)
