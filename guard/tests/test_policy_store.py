@@ -141,6 +141,10 @@ async def test_a_guard_that_has_not_looked_yet_overwrites_nothing(tmp_path: Path
     second = await two.put("mine", OWN.replace("heron", "stork"), first.version)
     with pytest.raises(StaleVersion, match=re.escape(second.version)):
         await one.put("mine", OWN, first.version)
+    # Compared is not read: the other's change is still to be followed.
+    keeping = asyncio.create_task(one.keep(0.01))
+    await eventually(lambda: one.get("mine").version == second.version)
+    await cancel_and_wait(keeping)
 
 
 async def test_of_changes_at_once_one_wins(tmp_path: Path) -> None:

@@ -62,6 +62,9 @@ class PolicyStore:
             PolicyError: something is wrong; all mistakes of the first wrong file.
         """
         self._seen = self._signature()
+        return self._read()
+
+    def _read(self) -> Policies:
         by_name = load_policies(self._file)
         put: set[str] = set()
         for path in self._kept_files():
@@ -125,7 +128,7 @@ class PolicyStore:
 
     def _check_version(self, name: str, if_version: str) -> None:
         try:
-            current = self.load().by_name.get(name)
+            current = self._read().by_name.get(name)
         except PolicyError as error:
             raise InvalidRequest(str(error)) from error
         if current is None or current.version != if_version:
