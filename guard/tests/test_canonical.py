@@ -50,24 +50,11 @@ def test_ordinary_text_stays(text: str) -> None:
     assert canonical(text).text == text
 
 
-def test_what_was_undone_is_counted() -> None:
-    """The counts are features of their own."""
-    read = canonical("ign\u043ere\u200b a\u0301ll h4cks o n l y")
-    counts = (
-        read.num_invisible,
-        read.num_marks,
-        read.num_lookalikes,
-        read.num_leet,
-        read.num_joined,
-    )
-    assert counts == (1, 1, 1, 1, 4)
-
-
 @settings(max_examples=150)
 @given(_TEXT)
 def test_every_character_has_a_place_in_the_original(text: str) -> None:
     """In order, and inside it; a span of the view is a span of the text."""
-    view = canonical(text).view
+    view = canonical(text)
     places = view.all_origins()
     assert len(places) == len(view.text)
     assert places == sorted(places)

@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import re2
 
-from headrace_guard.characters import is_dropped_mark, is_invisible
 from headrace_guard.lookalikes import ascii_lookalike
 from headrace_guard.normalise import Mode, View, view_of
 
@@ -39,43 +37,10 @@ _MIN_LETTERS, _MIN_WORD = 2, 4
 _Edit = tuple[int, int, list[tuple[str, int]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Canonical:
-    """A text as trained classifiers read it, and what had to be undone to get it.
-
-    Args:
-        view: the text, with the way back to original positions.
-        num_invisible: characters left out because they show as nothing.
-        num_marks: accents and overlays left out.
-        num_lookalikes: letters of other scripts read as ASCII.
-        num_joined: lone letters joined to words.
-        num_leet: digits and signs read as letters.
-    """
-
-    view: View
-    num_invisible: int = 0
-    num_marks: int = 0
-    num_lookalikes: int = 0
-    num_joined: int = 0
-    num_leet: int = 0
-
-    @property
-    def text(self) -> str:
-        """The text."""
-        return self.view.text
-
-
-def canonical(text: str) -> Canonical:
+def canonical(text: str) -> View:
     """Return *text* as trained classifiers read it. Time grows with its length."""
     view = view_of(text, Mode.DECODED, is_folded=False)
-    view, num_lookalikes = _lookalikes(view)
-    view, num_joined = _joined(view)
-    view, num_leet = _leet(view)
-    if text.isascii():
-        return Canonical(view, 0, 0, 0, num_joined, num_leet)
-    num_invisible = sum(map(is_invisible, text))
-    num_marks = sum(map(is_dropped_mark, text))
-    return Canonical(view, num_invisible, num_marks, num_lookalikes, num_joined, num_leet)
+    return _leet(_joined(_lookalikes(view)))
 
 
 def _edited(view: View, edits: Sequence[_Edit]) -> View:
@@ -92,9 +57,9 @@ def _edited(view: View, edits: Sequence[_Edit]) -> View:
     return View.of("".join([*text, view.text[done:]]), places + origins[done:], view.left)
 
 
-def _lookalikes(view: View) -> tuple[View, int]:
+def _lookalikes(view: View) -> View:
     if view.text.isascii():
-        return view, 0
+        return view
     letters = [char for char in view.text if char.isalpha()]
     is_mostly_ascii = 2 * sum(map(str.isascii, letters)) > len(letters)
     edits: list[_Edit] = []
@@ -107,17 +72,13 @@ def _lookalikes(view: View) -> tuple[View, int]:
                 (one, at) for at, (new, old) in enumerate(chars, word.start()) for one in new or old
             ]
             edits.append((word.start(), word.end(), made))
-    count = sum(
-        not view.text[at].isascii() for *_, made in edits for char, at in made if char.isascii()
-    )
-    return _edited(view, edits), count
+    return _edited(view, edits)
 
 
-def _joined(view: View) -> tuple[View, int]:
+def _joined(view: View) -> View:
     if view.text.isascii() and _HAS_SPACED.search(view.text.encode()) is None:
-        return view, 0
+        return view
     edits: list[_Edit] = []
-    count = 0
     for run in _SPACED.finditer(view.text):
         widths = [sum(map(str.isspace, gap)) for gap in _GAP.findall(run.group())]
         places = [at for at in range(run.start(), run.end()) if view.text[at].isalpha()]
@@ -126,14 +87,12 @@ def _joined(view: View) -> tuple[View, int]:
             # A gap wider than the narrowest one parts two words.
             made += [(" ", at - 1)] if width > min(widths) else []
             made.append((view.text[at], at))
-        count += len(places)
         edits.append((run.start(), run.end(), made))
-    return _edited(view, edits), count
+    return _edited(view, edits)
 
 
-def _leet(view: View) -> tuple[View, int]:
+def _leet(view: View) -> View:
     edits: list[_Edit] = []
-    count = 0
     # One byte per character, so that positions are the same; "?" is in no such word.
     for found in _LEET_WORD.finditer(view.text.encode("ascii", "replace")):
         start, end = found.span()
@@ -145,5 +104,4 @@ def _leet(view: View) -> tuple[View, int]:
         if is_word and num_signs <= num_letters and not (is_address or word.startswith("0x")):
             made = list(zip(word.translate(_LEET), range(start, end), strict=True))
             edits.append((start, end, made))
-            count += num_signs
-    return _edited(view, edits), count
+    return _edited(view, edits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from headrace_guard.classifiers.base import Classifier, Match
+from headrace_guard.classifiers.base import Match
 from headrace_guard.classifiers.catalogue import RULES
 from headrace_guard.classifiers.rule import RuleSet
 from headrace_guard.classifiers.text_model import (
@@ -50,7 +50,7 @@ class Moderator:
 
     def __init__(self, models: TextModels | None, pool: CpuPool) -> None:
         self._models, self._pool = models, pool
-        self._rules: Classifier = RuleSet(RULES)
+        self._rules = RuleSet(RULES)
 
     @property
     def version(self) -> str:

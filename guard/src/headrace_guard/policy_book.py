@@ -8,8 +8,8 @@ import logging
 from headrace_common.errors import InvalidRequest, NotFound
 from headrace_guard.metrics import GuardMetrics
 from headrace_guard.plan import Planner, plans_of
-from headrace_guard.policy import Policy, PolicyError
-from headrace_guard.policy_store import Policies, PolicyStore, policy_name
+from headrace_guard.policy import DEFAULT_POLICY, Policy, PolicyError
+from headrace_guard.policy_store import Policies, PolicyStore
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class PolicyBook:
         Raises:
             NotFound: there is none of this name.
         """
-        policy = self.policies.by_name.get(policy_name(name))
+        policy = self.policies.by_name.get(name or DEFAULT_POLICY)
         if policy is None:
             raise NotFound(f"There is no policy {name!r}.")
         return policy

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace_common.errors import InvalidRequest, NotFound, StaleVersion
-from headrace_guard.policy import DEFAULT_POLICY, Policy, PolicyError, load_policies, parse_policy
+from headrace_guard.policy import Policy, PolicyError, load_policies, parse_policy
 from headrace_guard.policy_toml import table_toml
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
@@ -155,11 +155,6 @@ class PolicyStore:
 def policy_text(policy: Policy) -> str:
     """Return a policy's own table as TOML."""
     return table_toml(policy.table or {})
-
-
-def policy_name(name: str) -> str:
-    """Return the name that is meant: no name is the default policy."""
-    return name or DEFAULT_POLICY
 
 
 @contextlib.contextmanager

@@ -47,17 +47,11 @@ def clusters(spans: Iterable[AnySpan]) -> Iterator[list[AnySpan]]:
         yield group
 
 
-def redact(text: str, spans: Sequence[Span], start: int = 0) -> str:
-    """Put a placeholder in the place of each group of overlapping spans.
-
-    Args:
-        text: original text.
-        spans: positions in the whole text.
-        start: position of *text* in the whole text.
-    """
+def redact(text: str, spans: Sequence[Span]) -> str:
+    """Put a placeholder in the place of each group of overlapping spans."""
     pieces: list[str] = []
     done = 0
     for group in clusters(spans):
-        pieces += [text[done : group[0].start - start], placeholder(group[0].category)]
-        done = max(span.end for span in group) - start
+        pieces += [text[done : group[0].start], placeholder(group[0].category)]
+        done = max(span.end for span in group)
     return "".join([*pieces, text[done:]])

@@ -33,11 +33,6 @@ class Match:
 class Classifier(Protocol):
     """Finds things of some categories. Stateless: one object serves all requests and threads."""
 
-    @property
-    def categories(self) -> frozenset[str]:
-        """What it can find."""
-        ...
-
     def find(self, window: Window) -> list[Match]:
         """Return what is in the window for sure, or would be if the window ended the text."""
         ...

@@ -44,8 +44,6 @@ class Blocklist:
         BlocklistTooLargeError: a term is too long.
     """
 
-    categories = frozenset({CATEGORY})
-
     def __init__(self, terms: Iterable[str]) -> None:
         folded = sorted({fold(term) for term in terms} - {""})
         self.max_term_chars = max(map(len, folded), default=0)

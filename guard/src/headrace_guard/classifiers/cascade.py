@@ -28,7 +28,6 @@ from headrace_guard.classifiers.heads import HARM, INDIRECT, INJECTION, TOXICITY
 from headrace_guard.classifiers.judge import Judge, JudgeFailedError
 from headrace_guard.classifiers.ngrams import features
 from headrace_guard.classifiers.text_model import (
-    CATEGORIES,
     HARMS,
     OFF_TOPIC,
     Asked,
@@ -112,11 +111,6 @@ class CascadeModels:
             self._topics = TopicVectors(
                 lambda texts: np.array([embedder.look(text).vector for text in texts]), _MAX_TOPICS
             )
-
-    @property
-    def categories(self) -> frozenset[str]:
-        """What can be found."""
-        return CATEGORIES - ({OFF_TOPIC} if self._embedder is None else frozenset())
 
     async def judge(self, window: Window, trust: Trust, asked: Asked, deadline: Deadline) -> Judged:
         """Judge one text with every stage that it needs."""

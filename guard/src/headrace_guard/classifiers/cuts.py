@@ -69,7 +69,7 @@ class Reading:
 
 def read(text: str) -> Reading:
     """Return what is to be judged of a text. What is encoded in it is a text of its own."""
-    view = canonical(text).view
+    view = canonical(text)
     return Reading(_flat(view.text), view)
 
 

@@ -56,11 +56,6 @@ class Encoded:
     def __init__(self, inner: Sequence[Classifier]) -> None:
         self._inner = tuple(inner)
 
-    @property
-    def categories(self) -> frozenset[str]:
-        """What it can find."""
-        return frozenset().union(*(one.categories for one in self._inner))
-
     def find(self, window: Window) -> list[Match]:
         """Every encoded text with something in it, once per thing."""
         return sorted(set(self._matches(window)))
