@@ -19,7 +19,18 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from headrace_common.limits.limiter import POLL_US, Amounts, Charge, Kind, Measure, Mode, Outcome
+from headrace_common.limits.limiter import (
+    POLL_US,
+    Amounts,
+    Charge,
+    Decision,
+    Kind,
+    Measure,
+    Mode,
+    Outcome,
+    rate_state,
+    window_state,
+)
 from headrace_common.limits.memory_limiter import Hold, MemoryLimiter
 from headrace_common.limits.plans import ChargeSet, Place, Plan, answer_of
 from headrace_ratelimit.store import (
@@ -27,7 +38,6 @@ from headrace_ratelimit.store import (
     admit_op,
     answer_of_reply,
     call_args,
-    decision_of,
     library,
     renew_op,
     seed_op,
@@ -42,6 +52,18 @@ pytestmark = pytest.mark.redis
 START_US = 1_796_083_170_000_000
 TENANTS = itertools.count()
 NUMBERS = itertools.count()
+
+
+def decision_of(charges: ChargeSet, reply: Any) -> Decision:
+    """Decode the answer to an admission, as plainly as can be."""
+    outcome = Outcome(reply[0])
+    if outcome is Outcome.UNSEEDED:
+        return Decision(outcome, -1, 0, [])
+    states = [
+        (rate_state if charge.kind is Kind.RATE else window_state)(charge.limit, used, rest)
+        for charge, used, rest in zip(charges.charges, reply[3::2], reply[4::2], strict=True)
+    ]
+    return Decision(outcome, reply[1], reply[2], states)
 
 
 class Script:

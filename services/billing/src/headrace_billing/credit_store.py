@@ -7,12 +7,12 @@ from sqlalchemy import Connection, delete, func, insert, select
 from headrace_billing import schema
 from headrace_billing.audit import Stamp, write_audit
 from headrace_billing.credits import (
-    account_of,
     check_grant,
     expiry_of,
     postings_of,
     unused,
 )
+from headrace_billing.ledger import account_of
 from headrace_billing.revisions import touch_keys
 from headrace_billing.tenant_store import find_tenant, is_prepaid
 from headrace_billing.usage_sums import open_of, spent_of

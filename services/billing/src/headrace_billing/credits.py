@@ -4,26 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace_billing.key_rules import MAX_NAME_CHARS, check_slug, check_text
-from headrace_billing.ledger import Posting
+from headrace_billing.key_rules import MAX_NAME_CHARS, MAX_UNIX_S, check_slug, check_text
+from headrace_billing.ledger import Posting, account_of
 from headrace_common.errors import InvalidRequest
 from headrace_contracts.billing.v1 import billing_pb2 as pb
 
 # A billion USD: more is a mistake in the unit.
 MAX_CREDIT_NANO_USD = 10**18
-# The end of the year 9999.
-MAX_UNIX_S = 253_402_300_799
 _SOURCES = {
     pb.Credit.KIND_PAYMENT: "cash",
     pb.Credit.KIND_PROMOTION: "promotions",
     pb.Credit.KIND_CORRECTION: "corrections",
     pb.Credit.KIND_EXPIRY: "expired_credits",
 }
-
-
-def account_of(tenant_id: str) -> str:
-    """Return the account on which a tenant owes (above 0) or has money (below 0)."""
-    return f"receivable:{tenant_id}"
 
 
 def check_grant(request: pb.GrantCreditRequest, now_unix_s: int) -> None:

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from sqlalchemy import Connection, func, or_, select
 
 from headrace_billing import schema
-from headrace_billing.key_rules import is_clean_text
+from headrace_billing.key_rules import MAX_INT64, is_clean_text
 from headrace_billing.ledger import CLOSED, best_witness, fullness
 from headrace_common.database import insert_new, put
 from headrace_common.ids import jobs_prefix, request_of
@@ -24,7 +24,6 @@ M = TypeVar("M", bound=Message)
 # Request id and kind: what makes an event one.
 EventKey = tuple[str, int]
 
-_MAX_INT64 = 2**63 - 1
 _MAX_ERROR_CHARS = 500
 
 
@@ -58,7 +57,7 @@ def is_usable(witness: WorkerUsage) -> bool:
         bool(witness.request_id)
         and is_clean_text(witness.request_id, 128)
         and is_clean_text(witness.replica.worker_id, 128)
-        and witness.replica.incarnation <= _MAX_INT64
+        and witness.replica.incarnation <= MAX_INT64
     )
 
 

@@ -324,9 +324,13 @@ def _entry(event: UsageEvent, amounts: Amounts) -> Entry:
         return Entry(event.request_id, 0, ())
     names = zip(_revenue_accounts(event.model), amounts, strict=True)
     revenue = [Posting(name, -amount) for name, amount in names if amount]
-    return Entry(
-        event.request_id, total, (Posting(f"receivable:{event.tenant_id}", total), *revenue)
-    )
+    owed = Posting(account_of(event.tenant_id), total)
+    return Entry(event.request_id, total, (owed, *revenue))
+
+
+def account_of(tenant_id: str) -> str:
+    """Return the account on which a tenant owes (above 0) or has money (below 0)."""
+    return f"receivable:{tenant_id}"
 
 
 @lru_cache(maxsize=1024)

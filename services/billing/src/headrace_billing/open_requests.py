@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from sqlalchemy import Connection, func, select
 
 from headrace_billing import schema
+from headrace_billing.key_rules import MAX_INT64
 from headrace_common.bulk_rows import delete_rows, insert_missing_rows
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
 
 # A request whose gateway gave no deadline is looked after when this much time has passed.
 _DEFAULT_LIFE_US = 3600 * 1_000_000
-_MAX_INT64 = 2**63 - 1
 
 
 def open_row(opened: UsageEvent) -> Mapping[str, str | int]:
@@ -24,7 +24,7 @@ def open_row(opened: UsageEvent) -> Mapping[str, str | int]:
         "project_id": opened.project_id,
         "key_id": opened.key_id,
         "model": opened.model,
-        "hold_nano_usd": min(opened.hold_nano_usd, _MAX_INT64),
+        "hold_nano_usd": min(opened.hold_nano_usd, MAX_INT64),
         "opened_unix_us": opened.occurred_unix_us,
     }
 

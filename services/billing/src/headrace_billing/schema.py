@@ -175,7 +175,7 @@ entries = Table(
     "entries",
     metadata,
     Column("request_id", Text, primary_key=True),
-    # "captured" or "voided".
+    # "captured", "voided", or of a correction "corrected".
     Column("kind", Text, nullable=False),
     Column("amount_nano_usd", BigInteger, nullable=False),
 )
@@ -299,7 +299,7 @@ log_positions = Table(
 )
 
 # Processes that read the log, and which partitions are whose. The epoch grows with each new owner;
-# a batch is booked only under the newest (leases.py).
+# a batch is booked only under the newest (shares.py).
 consumers = Table(
     "consumers",
     metadata,
@@ -337,7 +337,7 @@ dead_letters = Table(
     Column("at_unix_s", BigInteger, nullable=False),
 )
 
-# Differences that were found while booking and do not change the books.
+# Differences that were found while booking, for a person to look at.
 reconciliation = Table(
     "reconciliation",
     metadata,

@@ -20,6 +20,7 @@ import functools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from headrace_common.clock import Clock
 from headrace_common.errors import HeadraceError
@@ -39,6 +40,7 @@ from headrace_ratelimit.store_batch import (
 
 _log = logging.getLogger(__name__)
 
+Answer = TypeVar("Answer")
 MAX_BATCH = 8
 # Batches under way; more operations wait here and go out in fuller ones.
 MAX_IN_FLIGHT = 8
@@ -56,6 +58,22 @@ class StoreDownError(HeadraceError):
     """Redis does not answer now. Never leaves this service: the local share decides instead."""
 
     reason = "STORE_DOWN"
+
+
+async def answered(start: Callable[[Callable[[Answer | HeadraceError], None]], None]) -> Answer:
+    """Start what hands its answer to a function, and wait; leaving does not call it back."""
+    answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def done(result: Answer | HeadraceError) -> None:
+        if answer.done():
+            return
+        if isinstance(result, HeadraceError):
+            answer.set_exception(result)
+        else:
+            answer.set_result(result)
+
+    start(done)
+    return await answer
 
 
 class Batcher:
@@ -146,18 +164,7 @@ class Batcher:
         Raises:
             StoreDownError, Internal: see `submit`.
         """
-        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-
-        def on_reply(result: Reply | HeadraceError) -> None:
-            if reply.done():
-                return
-            if isinstance(result, HeadraceError):
-                reply.set_exception(result)
-            else:
-                reply.set_result(result)
-
-        self.submit(op, on_reply, must_run=must_run)
-        return await reply
+        return await answered(lambda on_reply: self.submit(op, on_reply, must_run=must_run))
 
     async def _revive_forever(self) -> None:
         while True:

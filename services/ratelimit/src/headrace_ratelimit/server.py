@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
+from collections.abc import AsyncIterator
+from functools import partial
 
 from google.protobuf.descriptor import ServiceDescriptor
 
 from headrace_common.clock import Clock, SystemClock
-from headrace_common.errors import HeadraceError
 from headrace_common.lifecycle import Lifecycle, cancel_and_wait, serve, supervise
 from headrace_common.limits.local_share import LocalShare
 from headrace_common.metrics import ObservabilityServer, RpcMetrics, new_registry
@@ -20,15 +19,12 @@ from headrace_common.rpc_server import RpcServer
 from headrace_common.settings import split_address
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 from headrace_ratelimit.admitter import Admitter
-from headrace_ratelimit.batcher import Batcher
+from headrace_ratelimit.batcher import Batcher, answered
 from headrace_ratelimit.clients.ledger import LedgerClient
 from headrace_ratelimit.exchange import exchange
 from headrace_ratelimit.metrics import RateLimitMetrics
 from headrace_ratelimit.rebuild import Rebuilder
 from headrace_ratelimit.settings import RateLimitSettings
-
-Req = TypeVar("Req")
-Res = TypeVar("Res")
 
 _log = logging.getLogger(__name__)
 
@@ -49,39 +45,21 @@ class RateLimitServicer:
 
     async def Admit(self, request: pb.AdmitRequest, _call: Call) -> pb.AdmitResponse:  # noqa: N802 - contract name
         """Decide over all limits of a request at once."""
-        return await _wait(self._admitter.admit, request)
+        return await answered(partial(self._admitter.admit, request))
 
     async def Settle(self, request: pb.SettleRequest, _call: Call) -> pb.SettleResponse:  # noqa: N802 - contract name
         """Replace a reservation by what was used; without Redis, once it is back."""
-        return await _wait(self._admitter.settle, request)
+        return await answered(partial(self._admitter.settle, request))
 
     async def Renew(self, request: pb.RenewRequest, _call: Call) -> pb.RenewResponse:  # noqa: N802 - contract name
         """Extend leases."""
-        return await _wait(self._admitter.renew, request)
+        return await answered(partial(self._admitter.renew, request))
 
     def Exchange(  # noqa: N802 - contract name
         self, batches: AsyncIterator[pb.CallBatch], _call: Call
     ) -> AsyncIterator[Encoded]:
         """Many calls on one stream."""
         return exchange(self._admitter, batches, self.stopping)
-
-
-async def _wait(
-    start: Callable[[Req, Callable[[Res | HeadraceError], None]], None], request: Req
-) -> Res:
-    """Start a call and wait for its answer; leaving does not call it back."""
-    answer: asyncio.Future[Res] = asyncio.get_running_loop().create_future()
-
-    def done(result: Res | HeadraceError) -> None:
-        if answer.done():
-            return
-        if isinstance(result, HeadraceError):
-            answer.set_exception(result)
-        else:
-            answer.set_result(result)
-
-    start(request, done)
-    return await answer
 
 
 class RateLimitServer:

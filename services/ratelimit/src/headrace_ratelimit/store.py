@@ -37,13 +37,11 @@ from headrace_common.limits.limiter import (
     NEVER,
     Amounts,
     Charge,
-    Decision,
-    Outcome,
     Window,
 )
 from headrace_common.limits.local_share import Foreign
 from headrace_common.limits.memory_limiter import Hold
-from headrace_common.limits.plans import ChargeSet, Plan, flat_charges, state_of
+from headrace_common.limits.plans import ChargeSet, Plan, flat_charges
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 
 # What the script answers to one operation. Any: numbers, lists of numbers, ids.
@@ -154,27 +152,15 @@ def unpacked(reply: Reply) -> Reply:
     return _numbers(len(reply)).unpack(reply) if isinstance(reply, bytes) else reply
 
 
-def decision_of(charges: ChargeSet, reply: Reply) -> Decision:
-    """Decode the answer to an admission."""
-    outcome = Outcome(reply[0])
-    if outcome is Outcome.UNSEEDED:
-        return Decision(outcome, -1, 0, [])
-    states = [
-        state_of(charge, used, rest)
-        for charge, used, rest in zip(charges.charges, reply[3::2], reply[4::2], strict=True)
-    ]
-    return Decision(outcome, reply[1], reply[2], states)
-
-
 def answer_of_reply(
     charges: ChargeSet, reply: Reply, *, is_brief: bool = False
 ) -> pb.AdmitResponse:
     """Decode and render the answer to an admission at once; not for UNSEEDED.
 
-    The same as `plans.answer_of` of `decision_of`, in a third of the time, or a tenth if it is
+    The same as `plans.answer_of` of a `Decision`, in a third of the time, or a tenth if it is
     brief: it is most of what an admission costs here.
     """
-    remaining, resets_us = numbers_of_reply(charges, reply)
+    remaining, resets_us = _numbers_of_reply(charges, reply)
     # The outcomes' numbers are the contract's.
     if is_brief:
         response = pb.AdmitResponse(outcome=reply[0], remaining=remaining, reset_us=resets_us)
@@ -194,7 +180,7 @@ def answer_of_reply(
     return response
 
 
-def numbers_of_reply(charges: ChargeSet, reply: Reply) -> tuple[list[int], list[int]]:
+def _numbers_of_reply(charges: ChargeSet, reply: Reply) -> tuple[list[int], list[int]]:
     """Decode what is left of each charge, and when all of it is there again."""
     remaining, resets_us = [], []
     place = 3

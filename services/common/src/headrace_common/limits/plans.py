@@ -27,9 +27,6 @@ from headrace_common.limits.limiter import (
     Measure,
     Mode,
     Outcome,
-    State,
-    rate_state,
-    window_state,
 )
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 
@@ -304,10 +301,3 @@ def answer_of(
         ]
     )
     return response
-
-
-def state_of(charge: Charge, used: int, rest: int) -> State:
-    """Return what is left by the script's two numbers."""
-    if charge.kind is Kind.RATE:
-        return rate_state(charge.limit, used, rest)
-    return window_state(charge.limit, used, rest)
