@@ -17,12 +17,25 @@ from headrace_billing.deliveries import Delivery
 from headrace_billing.desk import Desk
 from headrace_billing.price_store import add_price
 from headrace_billing.replay import replay
+from headrace_billing.spend_store import get_spends
 from headrace_billing.store import Database
 from headrace_billing.usage_store import find_missing, list_usage
 from headrace_billing.usage_sums import stored_days
 from headrace_billing.verify import verify
 from headrace_common.clock import SystemClock
-from headrace_contracts.billing.v1.billing_pb2 import EventId, ListUsageRequest, Price
+from headrace_contracts.billing.v1.billing_pb2 import (
+    EventId,
+    GetSpendRequest,
+    ListUsageRequest,
+    Price,
+    SpendQuery,
+)
+from headrace_contracts.ratelimit.v1.ratelimit_pb2 import (
+    LEVEL_KEY,
+    LEVEL_MODEL,
+    LEVEL_PROJECT,
+    LEVEL_TENANT,
+)
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import (
     ENDING_CLIENT_GONE,
@@ -367,3 +380,37 @@ async def test_of_a_workers_two_counts_of_a_request_the_fuller_one_stands(books:
     swept = [closed(it, usage=TokenUsage(), ending=ENDING_SWEPT) for it in ("req_1", "req_2")]
     await books.book(*swept)
     assert (await books.balances())["receivable:acme"] == 2 * AMOUNT_NANO_USD
+
+
+async def test_holds_of_a_project_are_found_among_many_others(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound counts those that are asked for, not the tenant's newest of all projects."""
+    monkeypatch.setattr("headrace_billing.spend_store.MAX_HOLDS", 2)
+    quiet = opened("req_1")
+    quiet.project_id = "quiet"
+    await books.book(quiet, *(opened(f"req_{number}") for number in range(2, 6)))
+    queries = [
+        SpendQuery(level=LEVEL_PROJECT, scope_id="quiet"),
+        SpendQuery(level=LEVEL_PROJECT, scope_id="default"),
+    ]
+    asked = GetSpendRequest(tenant_id="acme", queries=queries)
+    mine, others = await books.read(lambda it: get_spends(it, asked))
+    assert [it.request_id for it in mine.holds] == ["req_1"]
+    assert [it.request_id for it in others.holds] == ["req_5", "req_4"]
+
+
+async def test_all_that_was_spent_is_told_alike_with_and_without_a_window(books: Books) -> None:
+    """Totals come from the sums by day, windows from the events; corrections are in both."""
+    await books.book(opened(), closed(ending=ENDING_SWEPT, usage=TokenUsage()), closed("req_2"))
+    await books.book(closed(), opened("req_3"))
+    scopes = [(LEVEL_KEY, "key_1"), (LEVEL_PROJECT, "default"), (LEVEL_TENANT, "acme")]
+    queries = [
+        SpendQuery(level=level, scope_id=scope_id, to_unix_us=to_us)
+        for level, scope_id in [*scopes, (LEVEL_MODEL, f"acme/{MODEL}")]
+        for to_us in (0, 2**47 * 1000)
+    ]
+    asked = GetSpendRequest(tenant_id="acme", queries=queries)
+    for spend in await books.read(lambda it: get_spends(it, asked)):
+        assert spend.spent_nano_usd == 2 * AMOUNT_NANO_USD
+        assert [it.hold_nano_usd for it in spend.holds] == [10_000]

@@ -7,13 +7,14 @@ indexes on ids serve windows too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, func, select
+from sqlalchemy import ColumnElement, Connection, Table, func, select
 
 from headrace_billing import schema
 from headrace_billing.key_rules import check_storable, is_clean_text
-from headrace_billing.ledger import CLOSED, OPENED
+from headrace_billing.ledger import CLOSED
+from headrace_billing.usage_sums import spent_where
 from headrace_common.errors import InvalidRequest
 from headrace_common.ids import first_request_id
 from headrace_contracts.billing.v1.billing_pb2 import GetSpendRequest, OpenHold, Spend, SpendQuery
@@ -29,7 +30,6 @@ _LEVELS = (
     ratelimit_pb2.LEVEL_TENANT,
     ratelimit_pb2.LEVEL_MODEL,
 )
-_events = schema.usage_events
 
 
 def check(request: GetSpendRequest) -> None:
@@ -56,57 +56,66 @@ def get_spends(connection: Connection, request: GetSpendRequest) -> list[Spend]:
 
 
 def _get_spend(connection: Connection, tenant_id: str, query: SpendQuery) -> Spend:
-    where = and_(*_conditions(tenant_id, query))
-    belongs = _filter_of(tenant_id, query)
-    if belongs is None:
-        total = select(func.sum(_events.c.amount_nano_usd)).where(where, _events.c.kind == CLOSED)
-        spent = int(connection.execute(total).scalar() or 0)
+    if not (query.from_unix_us or query.to_unix_us):
+        # A total goes back to the first request: the sums by day are as right and much shorter.
+        spent = spent_where(connection, *_in_scope(schema.daily_usage, tenant_id, query))
     else:
-        rows = select(_events.c.amount_nano_usd, _events.c.payload).where(
-            where, _events.c.kind == CLOSED
-        )
-        spent = sum(row.amount_nano_usd for row in _matching(connection.execute(rows), belongs))
+        spent = _spent_in_window(connection, tenant_id, query)
+    held = schema.open_requests
     holds = (
-        select(_events.c.request_id, _events.c.payload)
-        .join(schema.open_requests, schema.open_requests.c.request_id == _events.c.request_id)
-        .where(where, _events.c.kind == OPENED)
-        .order_by(_events.c.request_id.desc())
+        select(held.c.request_id, held.c.hold_nano_usd)
+        .where(*_in_scope(held, tenant_id, query), *_in_window(held, query))
+        .order_by(held.c.request_id.desc())
         .limit(MAX_HOLDS)
     )
-    open_rows = _matching(connection.execute(holds), belongs or (lambda _: True))
     return Spend(
         spent_nano_usd=spent,
-        holds=[
-            OpenHold(
-                request_id=row.request_id,
-                hold_nano_usd=UsageEvent.FromString(row.payload).hold_nano_usd,
-            )
-            for row in open_rows
-        ],
+        holds=[OpenHold(**row) for row in connection.execute(holds).mappings()],
     )
 
 
-def _conditions(tenant_id: str, query: SpendQuery) -> Iterator[ColumnElement[bool]]:
-    yield _events.c.tenant_id == tenant_id
+def _in_scope(table: Table, tenant_id: str, query: SpendQuery) -> Iterator[ColumnElement[bool]]:
+    yield table.c.tenant_id == tenant_id
     if query.level == ratelimit_pb2.LEVEL_KEY:
-        yield _events.c.key_id == query.scope_id
+        yield table.c.key_id == query.scope_id
+    elif query.level == ratelimit_pb2.LEVEL_PROJECT:
+        yield table.c.project_id == query.scope_id
+    elif query.level == ratelimit_pb2.LEVEL_MODEL:
+        yield table.c.model == _model_of(tenant_id, query)
+
+
+def _in_window(table: Table, query: SpendQuery) -> Iterator[ColumnElement[bool]]:
     if query.from_unix_us:
-        yield _events.c.request_id >= first_request_id(query.from_unix_us)
+        yield table.c.request_id >= first_request_id(query.from_unix_us)
     if query.to_unix_us:
-        yield _events.c.request_id < first_request_id(query.to_unix_us)
+        yield table.c.request_id < first_request_id(query.to_unix_us)
 
 
-def _filter_of(tenant_id: str, query: SpendQuery) -> Callable[[UsageEvent], bool] | None:
-    """Return what the columns cannot say: project and model stand in the event only."""
-    if query.level == ratelimit_pb2.LEVEL_PROJECT:
-        return lambda event: event.project_id == query.scope_id
-    if query.level == ratelimit_pb2.LEVEL_MODEL:
-        model = query.scope_id.removeprefix(f"{tenant_id}/")
-        return lambda event: event.model == model
-    return None
+def _model_of(tenant_id: str, query: SpendQuery) -> str:
+    return query.scope_id.removeprefix(f"{tenant_id}/")
 
 
-def _matching(
-    rows: Iterator[Row[tuple[object, ...]]], belongs: Callable[[UsageEvent], bool]
-) -> Iterator[Row[tuple[object, ...]]]:
-    return (row for row in rows if belongs(UsageEvent.FromString(row.payload)))
+def _spent_in_window(connection: Connection, tenant_id: str, query: SpendQuery) -> int:
+    events = schema.usage_events
+    conditions = [
+        events.c.tenant_id == tenant_id,
+        events.c.kind == CLOSED,
+        *_in_window(events, query),
+    ]
+    if query.level in (ratelimit_pb2.LEVEL_PROJECT, ratelimit_pb2.LEVEL_MODEL):
+        # What no column says stands in the event.
+        name, wanted = "project_id", query.scope_id
+        if query.level == ratelimit_pb2.LEVEL_MODEL:
+            name, wanted = "model", _model_of(tenant_id, query)
+        rows = connection.execute(
+            select(events.c.amount_nano_usd, events.c.payload).where(*conditions)
+        )
+        return sum(
+            row.amount_nano_usd
+            for row in rows
+            if getattr(UsageEvent.FromString(row.payload), name) == wanted
+        )
+    if query.level == ratelimit_pb2.LEVEL_KEY:
+        conditions.append(events.c.key_id == query.scope_id)
+    total = select(func.sum(events.c.amount_nano_usd)).where(*conditions)
+    return int(connection.execute(total).scalar() or 0)

@@ -70,7 +70,12 @@ def read_days(
 
 def spent_of(connection: Connection, tenant_id: str) -> int:
     """Return all that a tenant ever spent."""
-    query = select(func.sum(_amount())).where(_days.c.tenant_id == tenant_id)
+    return spent_where(connection, _days.c.tenant_id == tenant_id)
+
+
+def spent_where(connection: Connection, *conditions: ColumnElement[bool]) -> int:
+    """Return all that was ever spent under conditions on `daily_usage`."""
+    query = select(func.sum(_amount())).where(*conditions)
     return int(connection.execute(query).scalar() or 0)
 
 
