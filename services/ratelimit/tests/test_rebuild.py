@@ -13,6 +13,7 @@ from headrace_common.clock import SystemClock
 from headrace_common.errors import Unavailable
 from headrace_common.ids import new_request_id
 from headrace_common.lifecycle import Lifecycle
+from headrace_contracts.billing.v1.billing_pb2 import GetSpendRequest, GetSpendResponse
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 from headrace_gateway.clients.ratelimit import RateLimitClient
 from headrace_ratelimit.server import RateLimitServer
@@ -39,12 +40,17 @@ class Rig:
         self.client = RateLimitClient(server.address, 10)
 
     async def admit(
-        self, lease: str = "", cost: int = 0, budget: int = 100_000, **fields: bool
+        self,
+        lease: str = "",
+        cost: int = 0,
+        budget: int = 100_000,
+        tenant_id: str = "acme",
+        **fields: bool,
     ) -> pb.AdmitResponse:
         limits = pb.Limits(month_budget_nano_usd=budget, total_budget_nano_usd=budget)
         request = pb.AdmitRequest(
             lease_id=lease or f"lease-{next(NUMBERS)}",
-            tenant_id="acme",
+            tenant_id=tenant_id,
             scopes=[pb.Scope(level=pb.LEVEL_KEY, scope_id="key_1", limits=limits)],
             reserve=pb.Amounts(requests=1, cost_nano_usd=cost),
             lease_ms=60_000,
@@ -118,6 +124,30 @@ async def test_concurrent_requests_after_a_loss_ask_once_and_overrun_nothing(rig
     answers = await asyncio.gather(*(rig.admit(cost=60, budget=budget) for _ in range(8)))
     outcomes = [answer.outcome for answer in answers]
     assert (outcomes.count(ADMITTED), outcomes.count(DENIED)) == (1, 7)
+
+
+async def test_one_tenant_that_cannot_be_compared_holds_up_no_other(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question that takes the ledger too long, or that it refuses, comes again each time."""
+    ledger = rig.server._ledger
+    rebuilder = rig.server._rebuilder
+    assert ledger is not None
+    assert rebuilder is not None
+    get_spend = ledger.get_spend
+    await rig.admit(tenant_id="large")
+    assert await rig.remaining() == [100_000, 100_000]
+    rig.ledger.book(closed(new_id()))
+
+    async def fail_for_one(asked: GetSpendRequest) -> GetSpendResponse:
+        if asked.tenant_id == "large":
+            raise Unavailable("too much to sum")
+        return await get_spend(asked)
+
+    monkeypatch.setattr(ledger, "get_spend", fail_for_one)
+    with pytest.raises(Unavailable):
+        await rebuilder.recheck()
+    assert await rig.remaining() == [100_000 - AMOUNT_NANO_USD] * 2
 
 
 async def test_an_event_that_the_ledger_had_not_booked_yet_is_seen_later(rig: Rig) -> None:

@@ -137,16 +137,26 @@ class Rebuilder:
         by_tenant: dict[str, list[_Lost]] = {}
         for (tenant_id, _), (one, _) in self._rechecked.items():
             by_tenant.setdefault(tenant_id, []).append(one)
+        failure: HeadraceError | None = None
         for tenant_id, all_lost in by_tenant.items():
-            for start in range(0, len(all_lost), _MAX_QUERIES):
-                lost = all_lost[start : start + _MAX_QUERIES]
-                spends = await self._ask(tenant_id, lost)
-                await self._seed(tenant_id, lost, spends, [])
-                self._end_rechecks(tenant_id, lost, now_s)
+            try:
+                await self._compare(tenant_id, all_lost, now_s)
+            except HeadraceError as error:
+                # One tenant that cannot be compared must not keep the others from it.
+                failure = error
+        if failure is not None:
+            raise failure
 
     async def close(self) -> None:
         """Stop what runs."""
         await cancel_and_wait(*self._running.values())
+
+    async def _compare(self, tenant_id: str, all_lost: Sequence[_Lost], now_s: float) -> None:
+        for start in range(0, len(all_lost), _MAX_QUERIES):
+            lost = all_lost[start : start + _MAX_QUERIES]
+            spends = await self._ask(tenant_id, lost)
+            await self._seed(tenant_id, lost, spends, [])
+            self._end_rechecks(tenant_id, lost, now_s)
 
     async def _rebuild(self, tenant_id: str, lost: Sequence[_Lost]) -> None:
         spends = await self._ask(tenant_id, lost)
