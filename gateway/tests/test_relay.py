@@ -15,7 +15,7 @@ from headrace_common.clock import SystemClock
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
 from headrace_gateway.outbox import Outbox
 from headrace_gateway.outbox_metrics import OutboxMetrics
-from headrace_gateway.relay import Identity, Relay
+from headrace_gateway.relay import GATHER_S, Identity, Relay
 from headrace_gateway.segments import list_segments
 from headrace_testing.waiting import eventually
 
@@ -30,9 +30,11 @@ class Broker:
     received: list[str] = field(default_factory=list)
     books: set[Identity] = field(default_factory=set)
     connections_closed: int = 0
+    num_batches: int = 0
 
     async def send(self, events: list[UsageEvent]) -> None:
         await asyncio.sleep(0)
+        self.num_batches += 1
         if self.is_down:
             raise ConnectionError("broker down")
         self.received += [event.request_id for event in events]
@@ -151,6 +153,19 @@ async def test_a_booking_that_is_only_slow_is_not_produced_again(tmp_path: Path)
         assert it.metric("produced_again_total") == 0
         broker.books.add(("req_1", UsageEvent.KIND_CLOSED))
         await eventually(lambda: it.outbox.size_bytes == 0)
+
+
+async def test_events_gather_also_while_they_never_end(tmp_path: Path) -> None:
+    """A batch costs about the same whatever it holds, so that load must not make them small."""
+    broker = Broker()
+    async with rig(tmp_path, broker, grace_s=60) as it:
+        began_s = SystemClock().now_s()
+        for number in range(40):
+            await write(it.outbox, number)
+            await asyncio.sleep(0.01)
+        elapsed_s = SystemClock().now_s() - began_s
+        assert 0 < broker.num_batches <= elapsed_s / GATHER_S + 1
+        await eventually(lambda: len(broker.received) == 40)
 
 
 async def test_a_restart_goes_on_behind_the_last_acknowledged_event(tmp_path: Path) -> None:

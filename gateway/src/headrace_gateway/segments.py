@@ -121,13 +121,17 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Replace a small file in one step; a reader sees the old or the new content."""
+def replace_file(path: Path, content: bytes, *, is_synced: bool = True) -> None:
+    """Replace a small file in one step; a reader sees the old or the new content.
+
+    After a crash of the machine too, if it *is_synced*.
+    """
     fresh = path.with_suffix(".new")
     with fresh.open("wb") as file:
         file.write(content)
         file.flush()
-        os.fdatasync(file.fileno())
+        if is_synced:
+            os.fdatasync(file.fileno())
     fresh.replace(path)
 
 
