@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import NamedTuple, Protocol
 
-from headrace_common.errors import Deadline, GuardUnavailable, HeadraceError, ReplicaLost
+from headrace_common.errors import GuardUnavailable, HeadraceError, ReplicaLost
 from headrace_common.proto_wire import Encoded, bytes_tag, with_length
 from headrace_contracts.guard.v1 import guard_pb2 as pb
 from headrace_gateway.clients.guard import OutputCall
@@ -85,7 +85,6 @@ class OutputCheck:
         self._is_finished = False
         # It ended before the text did.
         self.is_lost = False
-        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def is_unguarded(self) -> bool:
@@ -130,8 +129,7 @@ class OutputCheck:
         for choice_idx, text in self._gathered.items():
             self._send(self._call, choice_idx, text, is_last=False)
         self._call.half_close()
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(_LAST_ANSWER_S, self._give_up)
+        self._call.end_within(_LAST_ANSWER_S)
 
     async def releases(
         self, take: Callable[[Release], None] | None = None, try_pass: Callable[[], bool] = _never
@@ -188,8 +186,6 @@ class OutputCheck:
 
     def close(self) -> None:
         """Let the guard forget the answer."""
-        if self._timer is not None:
-            self._timer.cancel()
         if self._call is not None:
             self._call.cancel()
 
@@ -200,11 +196,6 @@ class OutputCheck:
         except ReplicaLost:
             # `releases` learns the same and decides.
             return
-
-    def _give_up(self) -> None:
-        if self._call is not None:
-            self._call.cancel()
-            self._call.deliver(Deadline("The guard took too long."))
 
     def _released(self, answer: pb.CheckOutputResponse) -> Release:
         choice_idx, verdict = answer.choice_idx, answer.verdict

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
+from functools import partial
 
 from google.rpc import status_pb2
 
+from headrace_common.deadlines import Deadlines
 from headrace_common.errors import Deadline, HeadraceError, ReplicaLost
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.proto_wire import bytes_tag, number_tag, varint, with_length
@@ -103,6 +105,7 @@ class _Stream:
     def __init__(self, call: SessionCall[pb.CallBatch, pb.AnswerBatch]) -> None:
         self._call = call
         self._loop = asyncio.get_running_loop()
+        self._deadlines = Deadlines(self._loop)
         self._waiting: dict[int, asyncio.Future[pb.LimitAnswer]] = {}
         self._ready: list[bytes] = []
         self.is_open = True
@@ -124,17 +127,18 @@ class _Stream:
         if not self._ready:
             self._loop.call_soon(self._flush)
         self._ready.append(_CALLS + with_length(call))
-        due_s = self._loop.time() + timeout_s
-        timer = self._loop.call_at(due_s, self._on_late, answer, due_s, timeout_s, _MAX_STALLS)
+        late = partial(self._on_late, answer, self._loop.time() + timeout_s, timeout_s, _MAX_STALLS)
+        deadline = self._deadlines.add(timeout_s, late)
         try:
             return await answer
         finally:
-            timer.cancel()
+            deadline.discard(late)
             self._waiting.pop(call_id, None)
 
     async def close(self) -> None:
         """End the stream; calls that wait fail."""
         self._fail()
+        self._deadlines.close()
         self._call.cancel()
         await cancel_and_wait(self._reader)
 
@@ -145,8 +149,8 @@ class _Stream:
         if answer.done():
             return
         if now_s - due_s >= _STALL_S and stalls:
-            due_s = now_s + timeout_s
-            self._loop.call_at(due_s, self._on_late, answer, due_s, timeout_s, stalls - 1)
+            again = partial(self._on_late, answer, now_s + timeout_s, timeout_s, stalls - 1)
+            self._deadlines.add(timeout_s, again)
             return
         answer.set_exception(Deadline("The rate limiter took too long."))
 

@@ -38,11 +38,8 @@ from typing import Any, Generic, Protocol
 from google.protobuf.descriptor import ServiceDescriptor
 from google.rpc import status_pb2
 
-from headrace_common.errors import (
-    Deadline,
-    HeadraceError,
-    ReplicaLost,
-)
+from headrace_common.deadlines import Deadlines, Waits
+from headrace_common.errors import Deadline, HeadraceError, ReplicaLost
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.proto_wire import Encoded
 from headrace_common.rpc import MethodRef, Req, Res
@@ -100,9 +97,10 @@ class SessionCall(Generic[Req, Res]):
         "_received",
         "_session",
         "_shortcut",
-        "_timer",
+        "_then",
         "_unacknowledged",
         "_waiter",
+        "_waits",
         "first_answer_s",
         "ref",
     )
@@ -130,14 +128,13 @@ class SessionCall(Generic[Req, Res]):
         self._is_over_there = False
         # Monotonic time at which the first answer came; None = none yet.
         self.first_answer_s: float | None = None
-        # One timer for the call's life costs less than one for each message.
-        self._timer: asyncio.TimerHandle | None = None
+        # One for the call's life costs less than one for each message.
+        self._waits: Waits | None = None
+        # What stands there.
+        self._then: Callable[[], None] = _nothing
         self._due_s = None if timeout_s is None else self._loop.time() + timeout_s
         self._patience_s = patience_s
-        if patience_s is None:
-            self._wait_for_end()
-        else:
-            self._wait_for(_LOOK_AFTER_S, self._look)
+        self._begin_waiting()
 
     async def __aenter__(self) -> SessionCall[Req, Res]:
         return self
@@ -180,6 +177,13 @@ class SessionCall(Generic[Req, Res]):
         if not self._ended:
             self.half_close()
             self._end()
+
+    def end_within(self, timeout_s: float) -> None:
+        """Give a call that is under way and has no deadline one, as if it had been started so."""
+        if not self._ended:
+            self._stop_waiting()
+            self._due_s = self._loop.time() + timeout_s
+            self._begin_waiting()
 
     @property
     def has_ready(self) -> bool:
@@ -280,16 +284,32 @@ class SessionCall(Generic[Req, Res]):
         elif self._received:
             waiter.set_result(True)
 
+    def _begin_waiting(self) -> None:
+        if self._patience_s is None or self.first_answer_s is not None:
+            self._wait_for_end()
+        else:
+            self._wait_for(_LOOK_AFTER_S, self._look)
+
     def _wait_for_end(self) -> None:
         if self._due_s is not None:
-            self._timer = self._loop.call_at(self._due_s, self._run_out)
+            self._set_deadline(self._due_s - self._loop.time(), self._run_out)
 
     def _wait_for(self, delay_s: float, what: Callable[[], None]) -> None:
         """Do *what* later, unless the call's time is over by then."""
         if self._due_s is not None and self._due_s <= self._loop.time() + delay_s:
             self._wait_for_end()
         else:
-            self._timer = self._loop.call_later(delay_s, what)
+            self._set_deadline(delay_s, what)
+
+    def _set_deadline(self, delay_s: float, what: Callable[[], None]) -> None:
+        self._then, self._waits = what, self._session.deadlines.add(delay_s, what)
+
+    def _stop_waiting(self) -> None:
+        if self._waits is not None:
+            self._waits.discard(self._then)
+            self._waits = None
+        # It holds the call, as the call does it.
+        self._then = _nothing
 
     def _look(self) -> None:
         """See whether a peer that has not answered lives at all."""
@@ -319,9 +339,7 @@ class SessionCall(Generic[Req, Res]):
     def _end(self) -> None:
         self._ended = True
         self._session.calls.pop(self._id, None)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_waiting()
 
     def _parsed(self, message: bytes) -> Res:
         """Parse a message, and let the server send more for those that were taken."""
@@ -337,6 +355,10 @@ class SessionCall(Generic[Req, Res]):
             self._session.put(item)
 
 
+def _nothing() -> None:
+    """Nothing is waited for."""
+
+
 def _refuse(_item: bytes) -> None:
     raise ReplicaLost("The connection to the peer is gone.")
 
@@ -347,6 +369,7 @@ class _ClientStream:
     def __init__(self, address: str, ids: Iterator[int]) -> None:
         self.loop = asyncio.get_running_loop()
         self._ids = ids
+        self.deadlines = Deadlines(self.loop)
         self.calls: dict[int, SessionCall[Any, Any]] = {}  # Any: whatever messages they have
         self._link = link_to(address, self._take, self._fail)
         # Adds an item to the next frame, or raises `ReplicaLost`.
@@ -403,6 +426,7 @@ class _ClientStream:
         calls, self.calls = self.calls, {}
         for call in calls.values():
             call.deliver(ReplicaLost("The connection to the peer broke."))
+        self.deadlines.close()
 
 
 class SessionClient:
