@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from headrace_common.clock import SystemClock
 from headrace_common.errors import Unavailable
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
-from headrace_gateway.outbox import Outbox
+from headrace_gateway.outbox import SPACING_S, Outbox
 from headrace_gateway.outbox_metrics import OutboxMetrics
 from headrace_gateway.outbox_place import OutboxInUseError
 from headrace_gateway.segments import Position, list_segments, segment_path
@@ -70,6 +70,40 @@ async def test_an_event_that_nobody_waits_for_becomes_durable_too(tmp_path: Path
         async with asyncio.timeout(5):
             await outbox.grown.wait()
         assert outbox.durable_seq == 1
+
+
+async def test_commits_of_many_are_spaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs the same whatever it holds; waiting a little makes the groups larger."""
+    real_sync, num_syncs = os.fdatasync, 0
+
+    def sync(fd: int) -> None:
+        nonlocal num_syncs
+        num_syncs += 1
+        real_sync(fd)
+
+    async with running(tmp_path) as outbox:
+        monkeypatch.setattr(os, "fdatasync", sync)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+
+        async def write(first: int) -> None:
+            for number in range(10):
+                await outbox.append_hurried(event(first + number))
+
+        await asyncio.gather(*(write(10 * it) for it in range(16)))
+        assert outbox.durable_seq == 160
+        assert num_syncs <= (loop.time() - began_s) / SPACING_S + 2
+
+
+async def test_who_waits_alone_is_not_made_to_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nobody to share a commit with."""
+    monkeypatch.setattr("headrace_gateway.outbox.SPACING_S", 60)
+    async with running(tmp_path) as outbox, asyncio.timeout(20):
+        for number in range(5):
+            outbox.append(event(number))
+            await outbox.append_hurried(event(number))
 
 
 async def test_acknowledged_events_survive_a_power_cut(

@@ -3,7 +3,8 @@
 Events get a sequence number, wait in memory for the next group commit, and are then written and
 synced together by a thread of the outbox's own. While the disk works, further events gather: the
 group grows with the load. An event that nobody waits for lingers up to 5 ms, so that it shares a
-sync with others.
+sync with others. Behind a group of several requests the next one begins 3 ms later at the
+earliest: a commit costs some 200 us of CPU, whatever it holds, and who waits alone is spared that.
 
 ::
 
@@ -24,13 +25,12 @@ import contextlib
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
+from headrace_common.call_thread import CallThread
 from headrace_common.clock import Clock
 from headrace_common.errors import Unavailable
 from headrace_common.ids import ulid
@@ -52,13 +52,14 @@ from headrace_gateway.segments import (
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 DEFAULT_MAX_BYTES = 2**30
 SEGMENT_BYTES = 2**20
 # Short, because only a finished segment can be confirmed and deleted.
 SEGMENT_AGE_S = 5.0
 LINGER_S = 0.005
+SPACING_S = 0.003
+# A request has two.
+_EVENTS_OF_ONE = 2
 GROUP_EVENTS = 64
 _MAX_GROUP_EVENTS = 1024
 # Between two tries while the disk refuses.
@@ -127,7 +128,9 @@ class Outbox:
         self._writer: SegmentWriter | None = None
         self._begun_s = 0.0
         self._place: OutboxPlace | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="outbox")
+        self._thread = CallThread("outbox")
+        # When the next commit may begin, by the loop's clock.
+        self._next_commit_s = 0.0
         self._committing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
@@ -151,10 +154,10 @@ class Outbox:
             OutboxInUseError: another process has the folder.
         """
         try:
-            orphans = await self._in_thread(self._recover)
+            orphans = await self._thread.run(self._recover)
         except BaseException:
             self._unlock()
-            self._thread.shutdown(wait=False)
+            self._thread.close(wait=False)
             raise
         self._task = asyncio.create_task(self._commit_forever())
         return orphans
@@ -188,8 +191,8 @@ class Outbox:
         await self._commit()
         while self._queue and not self._refused:
             await self._commit()
-        await self._in_thread(self._shut)
-        self._thread.shutdown(wait=True)
+        await self._thread.run(self._shut)
+        self._thread.close()
 
     async def read(self, start: Position, max_events: int) -> Batch:
         """Read durable events from *start* on, out of one segment. Empty: there are no more yet."""
@@ -259,6 +262,9 @@ class Outbox:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_S):
                     await self._hurry.wait()
+        early_s = self._next_commit_s - asyncio.get_running_loop().time()
+        if early_s > 0:
+            await asyncio.sleep(early_s)
         self._hurry.clear()
 
     async def _commit(self) -> None:
@@ -266,8 +272,10 @@ class Outbox:
             group = list(itertools.islice(self._queue, _MAX_GROUP_EVENTS))
             if not group:
                 return
+            if len(group) > _EVENTS_OF_ONE:
+                self._next_commit_s = asyncio.get_running_loop().time() + SPACING_S
             try:
-                await self._in_thread(partial(self._write, group))
+                await self._thread.run(partial(self._write, group))
             except OSError as error:
                 self._note_failure(group, error)
             else:
@@ -276,7 +284,7 @@ class Outbox:
     async def _turn_page(self) -> None:
         async with self._committing:
             try:
-                await self._in_thread(partial(self._begin_segment, self._next_seq))
+                await self._thread.run(partial(self._begin_segment, self._next_seq))
             except OSError as error:
                 self._note_failure([], error)
             else:
@@ -308,9 +316,6 @@ class Outbox:
                 # Seen, whether anybody waits or not.
                 entry.waiter.exception()
             entry.waiter = None
-
-    async def _in_thread(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     # Below: on the outbox's thread.
 
