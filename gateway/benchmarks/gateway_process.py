@@ -79,6 +79,14 @@ class NoLimiter:
         """Take note of nothing."""
         return ratelimit_pb2.SettleResponse(settled=True)
 
+    def settle_soon(self, _request: object) -> asyncio.Future[ratelimit_pb2.LimitAnswer]:
+        """Take note of nothing, at once."""
+        settled: asyncio.Future[ratelimit_pb2.LimitAnswer] = (
+            asyncio.get_running_loop().create_future()
+        )
+        settled.set_result(ratelimit_pb2.LimitAnswer())
+        return settled
+
     async def renew(self, _request: object) -> ratelimit_pb2.RenewResponse:
         """Keep nothing alive."""
         return ratelimit_pb2.RenewResponse()

@@ -49,6 +49,9 @@ class Limiter:
         self.settled.append(request)
         return pb.SettleResponse(settled=True)
 
+    def settle_soon(self, request: pb.SettleRequest) -> None:
+        return None
+
     async def renew(self, request: pb.RenewRequest) -> pb.RenewResponse:
         self.renewed.append(request)
         self._fail()

@@ -50,6 +50,9 @@ class Far:
     async def settle(self, request: pb.SettleRequest) -> pb.SettleResponse:
         return await self._run(lambda: self.fake.Settle(request, Call(None)))
 
+    def settle_soon(self, request: pb.SettleRequest) -> asyncio.Future[pb.SettleResponse]:
+        return asyncio.create_task(self.settle(request))
+
     async def renew(self, request: pb.RenewRequest) -> pb.RenewResponse:
         return await self._run(lambda: self.fake.Renew(request, Call(None)))
 
@@ -180,6 +183,25 @@ async def test_what_ends_in_the_outage_is_booked_before_anything_is_decided() ->
     assert await rig.spent() == 650
     assert rig.far.fake.live_leases() == []
     assert rig.gauge("owed_settlements") == 0
+    await rig.limiter.close()
+
+
+async def test_a_settlement_that_nobody_waits_for_is_owed_too() -> None:
+    """It may be what notices the outage; while there is one, it must be waited for."""
+    rig = Rig()
+    limits = {"month_budget_nano_usd": MONTH_NANO_USD}
+    for lease in "abc":
+        await rig.limiter.admit(ask(lease, 500, **limits))
+    assert rig.limiter.settle_soon(used("a", 400)) is not None
+    await eventually(lambda: len(rig.far.fake.settles) == 1)
+    rig.far.is_reachable = False
+    assert rig.limiter.settle_soon(used("b", 300)) is not None
+    await eventually(lambda: rig.gauge("owed_settlements") == 1)
+    assert rig.gauge("limiter_away") == 1
+    assert rig.limiter.settle_soon(used("c", 200)) is None
+    await rig.limiter.settle(used("c", 200))
+    await rig.comes_back()
+    assert await rig.spent() == 900
     await rig.limiter.close()
 
 

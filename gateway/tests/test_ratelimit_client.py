@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 
 import pytest
 
-from headrace_common.errors import Deadline
+from headrace_common.errors import Deadline, ReplicaLost
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 from headrace_gateway.clients.ratelimit import RateLimitClient
 from headrace_testing.fake_ratelimit import FakeRateLimit, FakeRateLimitServer
@@ -59,3 +60,37 @@ async def test_a_limiter_that_takes_no_connection_is_given_up_as_fast() -> None:
             with pytest.raises(Deadline):
                 await client.admit(pb.AdmitRequest(lease_id="a", tenant_id="t", lease_ms=1000))
         await client.close()
+
+
+async def test_a_settlement_need_not_be_waited_for() -> None:
+    """Its answer comes by itself; without an open stream it does not begin."""
+    fake = FakeRateLimit()
+    async with FakeRateLimitServer(fake) as server:
+        client = RateLimitClient(server.address, 5)
+        settle = pb.SettleRequest(lease_id="a", tenant_id="t")
+        assert client.settle_soon(settle) is None
+        await client.admit(pb.AdmitRequest(lease_id="a", tenant_id="t", lease_ms=1000))
+        answer = client.settle_soon(settle)
+        assert answer is not None
+        assert (await answer).settle.settled
+        assert fake.live_leases() == []
+        await client.close()
+        assert client.settle_soon(settle) is None
+
+
+async def test_calls_of_a_connection_that_breaks_are_told_so() -> None:
+    """Whoever waits learns it, and whoever does not."""
+
+    class Silent(FakeRateLimit):
+        def admit(self, request: pb.AdmitRequest, done) -> None:  # type: ignore[no-untyped-def]
+            """Never answer."""
+
+    async with FakeRateLimitServer(Silent()) as server:
+        client = RateLimitClient(server.address, 30)
+        waiting = asyncio.create_task(
+            client.admit(pb.AdmitRequest(lease_id="a", tenant_id="t", lease_ms=1000))
+        )
+        await asyncio.sleep(0.2)
+        await client.close()
+        with pytest.raises(ReplicaLost):
+            await waiting

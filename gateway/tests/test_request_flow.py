@@ -45,6 +45,9 @@ class Limiter:
         self.live.discard(request.lease_id)
         return pb.SettleResponse(settled=True)
 
+    def settle_soon(self, request: pb.SettleRequest) -> None:
+        return None
+
     async def renew(self, request: pb.RenewRequest) -> pb.RenewResponse:
         raise AssertionError(request)
 

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import math
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from headrace_common.errors import (
     BudgetExhausted,
@@ -71,6 +71,10 @@ class RateLimiter(Protocol):
         """Replace the reservation."""
         ...
 
+    def settle_soon(self, request: pb.SettleRequest) -> asyncio.Future[pb.LimitAnswer] | None:
+        """Replace the reservation without waiting; None: it must be waited for, by `settle`."""
+        ...
+
     async def renew(self, request: pb.RenewRequest) -> pb.RenewResponse:
         """Keep leases alive."""
         ...
@@ -93,6 +97,10 @@ class Lease:
     def settle(self, actual: pb.Amounts) -> Coroutine[None, None, None]:
         """Give back what was not used. Never raises."""
         return self._admission.settle(self, actual)
+
+    def settle_soon(self, actual: pb.Amounts) -> asyncio.Future[Any]:
+        """Settle in the background; what is returned is done when that is."""
+        return self._admission.settle_soon(self, actual)
 
 
 class Admission:
@@ -151,14 +159,21 @@ class Admission:
 
     async def settle(self, lease: Lease, actual: pb.Amounts) -> None:
         """Settle a lease; see `Lease.settle`."""
+        await self._settle(self._taken_back(lease, actual))
+
+    def settle_soon(self, lease: Lease, actual: pb.Amounts) -> asyncio.Future[Any]:
+        """Settle a lease in the background; see `Lease.settle_soon`."""
+        request = self._taken_back(lease, actual)
+        # A task of its own costs more than all the rest of it.
+        return self._limiter.settle_soon(request) or asyncio.create_task(self._settle(request))
+
+    def _taken_back(self, lease: Lease, actual: pb.Amounts) -> pb.SettleRequest:
         leases = self._leases.get(lease.tenant_id)
         if leases is not None:
             leases.pop(lease.lease_id, None)
             if not leases:
                 del self._leases[lease.tenant_id]
-        await self._settle(
-            pb.SettleRequest(lease_id=lease.lease_id, tenant_id=lease.tenant_id, actual=actual)
-        )
+        return pb.SettleRequest(lease_id=lease.lease_id, tenant_id=lease.tenant_id, actual=actual)
 
     async def standing(self, principal: Principal) -> Sequence[pb.DimensionState]:
         """Return how the principal's limits stand, charging nothing; nothing if nobody can tell."""

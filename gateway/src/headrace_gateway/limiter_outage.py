@@ -20,6 +20,7 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 
 from headrace_common.errors import (
     ClientGone,
@@ -119,6 +120,19 @@ class OutageProofLimiter:
         self._owe(owed)
         return pb.SettleResponse(settled=True)
 
+    def settle_soon(self, request: pb.SettleRequest) -> asyncio.Future[pb.LimitAnswer] | None:
+        """End a lease as `settle` does, without waiting, if the limiter is there and knows it.
+
+        None: it is not so, and nothing was done.
+        """
+        if not self._is_up or (request.tenant_id, request.lease_id) in self._untold:
+            return None
+        answer = self._limiter.settle_soon(request)
+        if answer is not None:
+            self._local.settle(request.tenant_id, request.lease_id, amounts_of(request.actual))
+            answer.add_done_callback(partial(self._note_settled, request))
+        return answer
+
     async def renew(self, request: pb.RenewRequest) -> pb.RenewResponse:
         """Keep leases alive, here too. While nobody can tell, none is unknown."""
         self._local.renew(request.tenant_id, list(request.lease_ids), request.lease_ms * 1000)
@@ -188,6 +202,17 @@ class OutageProofLimiter:
             self._metrics.owed_settlements.set(len(self._owed))
             if failures:
                 raise failures[0]
+
+    def _note_settled(
+        self, request: pb.SettleRequest, answer: asyncio.Future[pb.LimitAnswer]
+    ) -> None:
+        error = None if answer.cancelled() else answer.exception()
+        if isinstance(error, _AWAY):
+            self._note_failure(error)
+            self._owe(_Owed(request, None))
+        elif error is not None:
+            # The lease expires by itself; its reservation then stands as charged.
+            _log.warning("lease %s could not be settled: %s", request.lease_id, error)
 
     def _note_failure(self, error: HeadraceError) -> None:
         """Go by the local share from here on, unless it was a single answer that failed."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -115,7 +115,8 @@ class RequestFlow:
     limits: FlowLimits
     output_estimates: OutputEstimates = field(default_factory=OutputEstimates)
     stories: Stories | None = None
-    _closings: set[asyncio.Future[None]] = field(default_factory=set)
+    # Any: their results matter to nobody.
+    _closings: set[asyncio.Future[Any]] = field(default_factory=set)
 
     async def serve(self, visit: Visit) -> None:
         """Answer one request. Cancelling it closes the request as left by the client.
@@ -172,7 +173,7 @@ class RequestFlow:
                     verdict.cancel()
         except BaseException:
             if lease is not None:
-                self._later(lease.settle(Amounts(requests=1)))
+                self._later(lease.settle_soon(Amounts(requests=1)))
             raise
         return _Admitted(model, prompts, lease, account, reserve.cost_nano_usd)
 
@@ -318,7 +319,7 @@ class RequestFlow:
         # First given back, so that the limits see one request and not two.
         given_back = self._give_back(admitted, Amounts())
         if given_back is not None:
-            await asyncio.shield(given_back)
+            await asyncio.wait({given_back})
         num_failed = 0 if visit.choice is None else len(visit.choice.failed)
         admitted.lease = await self.admission.admit(
             visit.principal, f"{visit.request_id}.m{num_failed}", reserve, visit.request.model
@@ -495,17 +496,16 @@ class RequestFlow:
         recorded.add_done_callback(note)
         return ended
 
-    def _give_back(self, admitted: _Admitted, actual: Amounts) -> asyncio.Task[None] | None:
+    def _give_back(self, admitted: _Admitted, actual: Amounts) -> asyncio.Future[Any] | None:
         """Begin to settle the lease, once; None = it was settled before."""
         lease, admitted.lease = admitted.lease, None
-        return None if lease is None else self._later(lease.settle(actual))
+        return None if lease is None else self._later(lease.settle_soon(actual))
 
-    def _later(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Run work that no cancellation of the request may reach."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._closings.add(task)
-        task.add_done_callback(self._closings.discard)
-        return task
+    def _later(self, work: asyncio.Future[Any]) -> asyncio.Future[Any]:
+        """Keep work that no cancellation of the request may reach."""
+        self._closings.add(work)
+        work.add_done_callback(self._closings.discard)
+        return work
 
     def note_stage(self, visit: Visit, name: str, elapsed_s: float) -> None:
         """Note how long a stage took."""
@@ -534,7 +534,7 @@ class _Stage:
             self._span.__exit__(*exc_info)
 
 
-async def _wait_for(work: asyncio.Future[None], longest_s: float) -> None:
+async def _wait_for(work: asyncio.Future[Any], longest_s: float) -> None:
     """Wait for what goes on if the waiter is cancelled, not too long. Cheaper than `wait`."""
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[None] = loop.create_future()

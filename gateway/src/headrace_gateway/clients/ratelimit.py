@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
+from collections.abc import Callable
 from functools import partial
 
 from google.rpc import status_pb2
 
-from headrace_common.deadlines import Deadlines
+from headrace_common.deadlines import Deadlines, Waits
 from headrace_common.errors import Deadline, HeadraceError, ReplicaLost
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.proto_wire import bytes_tag, number_tag, varint, with_length
@@ -37,6 +38,10 @@ _ADMIT, _SETTLE, _RENEW = (bytes_tag(_FIELDS[it].number) for it in ("admit", "se
 _CALLS = bytes_tag(pb.CallBatch.DESCRIPTOR.fields_by_name["calls"].number)
 
 
+# An answer to come, what is called if it comes too late, and where that stands.
+_Waiting = tuple["asyncio.Future[pb.LimitAnswer]", Callable[[], None], Waits]
+
+
 class RateLimitClient:
     """Calls to the rate limiter. All raise `HeadraceError` when no answer comes in time."""
 
@@ -53,6 +58,13 @@ class RateLimitClient:
     async def settle(self, request: pb.SettleRequest) -> pb.SettleResponse:
         """Replace a reservation by what was used. Idempotent."""
         return (await self._ask(_SETTLE, request, _BACKGROUND_TIMEOUT_S)).settle
+
+    def settle_soon(self, request: pb.SettleRequest) -> asyncio.Future[pb.LimitAnswer] | None:
+        """Settle without waiting, if the stream is open. Else None, and nothing was done."""
+        stream = self._stream
+        if stream is None or not stream.is_open:
+            return None
+        return self._begin(stream, _SETTLE, request, _BACKGROUND_TIMEOUT_S)
 
     async def renew(self, request: pb.RenewRequest) -> pb.RenewResponse:
         """Keep leases alive."""
@@ -77,14 +89,20 @@ class RateLimitClient:
                     stream = await self._open()
             except TimeoutError:
                 raise Deadline("The rate limiter takes no connection.") from None
+        return await self._begin(stream, tag, request, timeout_s)
+
+    def _begin(
+        self,
+        stream: _Stream,
+        tag: bytes,
+        request: pb.AdmitRequest | pb.SettleRequest | pb.RenewRequest,
+        timeout_s: float,
+    ) -> asyncio.Future[pb.LimitAnswer]:
         call_id = next(self._ids)
         parts = [_CALL_ID, varint(call_id), tag, with_length(request.SerializeToString())]
         if traceparent := sampled_traceparent():
             parts += (_TRACEPARENT, with_length(traceparent.encode()))
-        answer = await stream.start(call_id, b"".join(parts), timeout_s)
-        if answer.status:
-            raise from_status(status_pb2.Status.FromString(answer.status))
-        return answer
+        return stream.start(call_id, b"".join(parts), timeout_s)
 
     async def _open(self) -> _Stream:
         async with self._opening:
@@ -106,34 +124,31 @@ class _Stream:
         self._call = call
         self._loop = asyncio.get_running_loop()
         self._deadlines = Deadlines(self._loop)
-        self._waiting: dict[int, asyncio.Future[pb.LimitAnswer]] = {}
+        self._waiting: dict[int, _Waiting] = {}
         self._ready: list[bytes] = []
         self.is_open = True
         self._reader = asyncio.create_task(self._read())
 
-    async def start(self, call_id: int, call: bytes, timeout_s: float) -> pb.LimitAnswer:
-        """Send a call with whatever else is ready and wait for its answer.
+    def start(self, call_id: int, call: bytes, timeout_s: float) -> asyncio.Future[pb.LimitAnswer]:
+        """Send a call with whatever else is ready.
 
         Args:
             call_id: of the call.
             call: a `LimitCall` as it is on the wire.
             timeout_s: longest wait.
 
-        Raises:
-            Deadline, ReplicaLost: no answer came.
+        Returns:
+            The answer, or the limiter's error; `Deadline` or `ReplicaLost` if none came.
         """
         answer: asyncio.Future[pb.LimitAnswer] = self._loop.create_future()
-        self._waiting[call_id] = answer
         if not self._ready:
             self._loop.call_soon(self._flush)
         self._ready.append(_CALLS + with_length(call))
-        late = partial(self._on_late, answer, self._loop.time() + timeout_s, timeout_s, _MAX_STALLS)
-        deadline = self._deadlines.add(timeout_s, late)
-        try:
-            return await answer
-        finally:
-            deadline.discard(late)
-            self._waiting.pop(call_id, None)
+        late = partial(
+            self._on_late, call_id, self._loop.time() + timeout_s, timeout_s, _MAX_STALLS
+        )
+        self._waiting[call_id] = answer, late, self._deadlines.add(timeout_s, late)
+        return answer
 
     async def close(self) -> None:
         """End the stream; calls that wait fail."""
@@ -142,17 +157,16 @@ class _Stream:
         self._call.cancel()
         await cancel_and_wait(self._reader)
 
-    def _on_late(
-        self, answer: asyncio.Future[pb.LimitAnswer], due_s: float, timeout_s: float, stalls: int
-    ) -> None:
+    def _on_late(self, call_id: int, due_s: float, timeout_s: float, stalls: int) -> None:
         now_s = self._loop.time()
-        if answer.done():
+        answer = self._waiting[call_id][0]
+        if now_s - due_s >= _STALL_S and stalls and not answer.done():
+            again = partial(self._on_late, call_id, now_s + timeout_s, timeout_s, stalls - 1)
+            self._waiting[call_id] = answer, again, self._deadlines.add(timeout_s, again)
             return
-        if now_s - due_s >= _STALL_S and stalls:
-            again = partial(self._on_late, answer, now_s + timeout_s, timeout_s, stalls - 1)
-            self._deadlines.add(timeout_s, again)
-            return
-        answer.set_exception(Deadline("The rate limiter took too long."))
+        del self._waiting[call_id]
+        if not answer.done():
+            answer.set_exception(Deadline("The rate limiter took too long."))
 
     def _flush(self) -> None:
         calls, self._ready = self._ready, []
@@ -165,9 +179,9 @@ class _Stream:
         try:
             while (batch := await self._call.receive()) is not None:
                 for answer in batch.answers:
-                    waiting = self._waiting.get(answer.call_id)
-                    if waiting is not None and not waiting.done():
-                        waiting.set_result(answer)
+                    waiting = self._waiting.pop(answer.call_id, None)
+                    if waiting is not None:
+                        _end(waiting, answer)
         except HeadraceError:
             # Told to every caller below.
             pass
@@ -177,5 +191,19 @@ class _Stream:
     def _fail(self) -> None:
         self.is_open = False
         for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(ReplicaLost("The connection to the rate limiter broke."))
+            _end(waiting, ReplicaLost("The connection to the rate limiter broke."))
+        self._waiting.clear()
+
+
+def _end(waiting: _Waiting, told: pb.LimitAnswer | HeadraceError) -> None:
+    answer, late, deadline = waiting
+    deadline.discard(late)
+    if answer.done():
+        # Its caller has left.
+        return
+    if isinstance(told, HeadraceError):
+        answer.set_exception(told)
+    elif told.status:
+        answer.set_exception(from_status(status_pb2.Status.FromString(told.status)))
+    else:
+        answer.set_result(told)
