@@ -129,7 +129,8 @@ class OutageProofLimiter:
             return None
         answer = self._limiter.settle_soon(request)
         if answer is not None:
-            self._local.settle(request.tenant_id, request.lease_id, amounts_of(request.actual))
+            if self._local.owns(request.tenant_id, request.lease_id):
+                self._local.settle(request.tenant_id, request.lease_id, amounts_of(request.actual))
             answer.add_done_callback(partial(self._note_settled, request))
         return answer
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from headrace_contracts.billing.v1 import billing_pb2
-from headrace_contracts.guard.v1.guard_pb2 import OutputOpen, PolicyRef
+from headrace_contracts.guard.v1.guard_pb2 import OutputOpen, PolicyRef, SentReport
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Scope
 from headrace_contracts.types.v1.types_pb2 import PRIORITY_UNSPECIFIED, Priority
 
@@ -65,3 +65,8 @@ class Principal:
             key_id=self.key_id,
             policy=PolicyRef(policy=self.guard_policy, blocklist=self.guard_blocklist),
         ).SerializeToString()
+
+    @cached_property
+    def report_head(self) -> bytes:
+        """What the guard is told of a key in reports of what was sent."""
+        return SentReport(tenant_id=self.tenant_id, key_id=self.key_id).SerializeToString()

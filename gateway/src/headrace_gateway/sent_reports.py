@@ -13,21 +13,36 @@ from itertools import islice
 from typing import Protocol
 
 from headrace_common.errors import HeadraceError
+from headrace_common.proto_wire import bytes_tag, number_tag, varint, with_length
 from headrace_contracts.guard.v1.guard_pb2 import SentReport
+from headrace_gateway.answer import Delivery
 from headrace_gateway.metrics import GatewayMetrics
+from headrace_gateway.principal import Principal
 from headrace_gateway.visit import Visit
 
 MAX_WAITING = 10_000
 _RETRY_S = 1.0
+# So long reports gather: a call costs about the same whatever it holds, and nobody waits for it.
+_GATHER_S = 0.1
 # In one call.
 _MAX_SENT = 500
+
+_FIELDS = SentReport.DESCRIPTOR.fields_by_name
+_REQUEST_ID, _BY_CHOICE = (
+    bytes_tag(_FIELDS[it].number) for it in ("request_id", "sent_chars_by_choice")
+)
+_CHARS, _FAIL_OPEN, _GUARD_LOST = (
+    number_tag(_FIELDS[it].number) for it in ("sent_chars", "fail_open", "guard_lost")
+)
+# Of an entry of a map: https://protobuf.dev/programming-guides/proto3/#backwards
+_KEY, _VALUE = number_tag(1), number_tag(2)
 
 
 class ReportTaker(Protocol):
     """What the guard offers here."""
 
-    async def report_sent(self, reports: Sequence[SentReport]) -> None:
-        """Take reports."""
+    async def report_sent(self, reports: Sequence[bytes]) -> None:
+        """Take reports, each a `SentReport` as it is on the wire."""
         ...
 
 
@@ -41,32 +56,24 @@ class SentReports:
 
     def __init__(self, guard: ReportTaker, metrics: GatewayMetrics) -> None:
         self._guard, self._metrics = guard, metrics
-        self._waiting: deque[SentReport] = deque()
+        self._waiting: deque[bytes] = deque()
         self._filled = asyncio.Event()
 
     def tell(self, visit: Visit) -> None:
         """Queue the report of a request that has ended, if its answer had begun."""
         if visit.delivery is None:
             return
-        report = SentReport(
-            request_id=visit.request_id,
-            tenant_id=visit.principal.tenant_id,
-            key_id=visit.principal.key_id,
-            sent_chars=sum(visit.delivery.sent_chars.values()),
-            sent_chars_by_choice=visit.delivery.sent_chars,
-            fail_open=visit.delivery.went_unguarded,
-            guard_lost=visit.delivery.lost_the_guard,
-        )
         if len(self._waiting) >= MAX_WAITING:
             self._waiting.popleft()
             self._metrics.sent_reports_dropped.inc()
-        self._waiting.append(report)
+        self._waiting.append(encoded_report(visit.request_id, visit.principal, visit.delivery))
         self._filled.set()
 
     async def run(self) -> None:
         """Send until cancelled; a guard that is away is tried again."""
         while True:
             await self._filled.wait()
+            await asyncio.sleep(_GATHER_S)
             self._filled.clear()
             while self._waiting:
                 try:
@@ -91,3 +98,16 @@ class SentReports:
         for report in reports:
             if self._waiting and self._waiting[0] is report:
                 self._waiting.popleft()
+
+
+def encoded_report(request_id: str, principal: Principal, delivery: Delivery) -> bytes:
+    """Return the `SentReport` of an answer as it is on the wire."""
+    pieces = [_REQUEST_ID, with_length(request_id.encode()), principal.report_head]
+    for choice_idx, num_chars in delivery.sent_chars.items():
+        pieces += (_BY_CHOICE, with_length(_KEY + varint(choice_idx) + _VALUE + varint(num_chars)))
+    pieces += (_CHARS, varint(sum(delivery.sent_chars.values())))
+    if delivery.went_unguarded:
+        pieces += (_FAIL_OPEN, varint(1))
+    if delivery.lost_the_guard:
+        pieces += (_GUARD_LOST, varint(1))
+    return b"".join(pieces)

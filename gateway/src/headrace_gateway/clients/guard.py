@@ -14,6 +14,7 @@ _INPUT = method_ref(_SERVICE, "CheckInput", pb.CheckInputRequest, pb.CheckInputR
 _OUTPUT = method_ref(_SERVICE, "CheckOutput", pb.CheckOutputRequest, pb.CheckOutputResponse)
 _MODERATE = method_ref(_SERVICE, "Moderate", pb.ModerateRequest, pb.ModerateResponse)
 _OPEN = bytes_tag(pb.CheckOutputRequest.DESCRIPTOR.fields_by_name["open"].number)
+_REPORTS = bytes_tag(pb.SentReports.DESCRIPTOR.fields_by_name["reports"].number)
 _SENT = method_ref(_SERVICE, "ReportSentMany", pb.SentReports, pb.SentReportResponse)
 # A burst of short texts is judged in one turn of its loop: a good half of this is seen under load.
 _PATIENCE_S = 0.5
@@ -53,13 +54,13 @@ class GuardClient:
         """
         return await self._session.unary(_MODERATE, request, timeout_s=self._timeout_s)
 
-    async def report_sent(self, reports: Sequence[pb.SentReport]) -> None:
-        """Tell what was sent to clients.
+    async def report_sent(self, reports: Sequence[bytes]) -> None:
+        """Tell what was sent to clients, each a `SentReport` as it is on the wire.
 
         Raises:
             HeadraceError: the guard did not take it in time.
         """
-        request = pb.SentReports(reports=reports)
+        request = Encoded(b"".join([_REPORTS + with_length(it) for it in reports]))
         await self._session.unary(_SENT, request, timeout_s=self._timeout_s)
 
     async def close(self) -> None:

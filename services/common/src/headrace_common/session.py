@@ -493,7 +493,9 @@ class SessionClient:
         )
         return call
 
-    async def unary(self, method: MethodRef[Req, Res], request: Req, *, timeout_s: float) -> Res:
+    async def unary(
+        self, method: MethodRef[Req, Res], request: Req | Encoded, *, timeout_s: float
+    ) -> Res:
         """Make one call with one answer.
 
         Raises:

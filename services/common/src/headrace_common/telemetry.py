@@ -187,10 +187,7 @@ def _unsampled_root() -> str:
     sampler = getattr(trace.get_tracer_provider(), "sampler", None)
     if not isinstance(sampler, _RatioSampler):
         return ""
-    trace_id = getrandbits(128) or 1
-    if sampler.takes(trace_id):
-        return ""
-    return f"00-{trace_id:032x}-{getrandbits(64) or 1:016x}-00"
+    return "" if sampler.takes(getrandbits(64)) else sampler.unsampled
 
 
 class _RatioSampler(ParentBasedTraceIdRatio):
@@ -199,6 +196,8 @@ class _RatioSampler(ParentBasedTraceIdRatio):
     def __init__(self, ratio: float) -> None:
         super().__init__(ratio)
         self._ratio = TraceIdRatioBased(ratio)
+        # The name of all traces that are not recorded: nobody tells them apart.
+        self.unsampled = f"00-{getrandbits(128) or 1:032x}-{getrandbits(64) or 1:016x}-00"
 
     def takes(self, trace_id: int) -> bool:
         """Whether a new trace of this id is recorded."""
