@@ -19,7 +19,6 @@ _ITEM = bytes_tag(Frame.DESCRIPTOR.fields_by_name["items"].number)
 _CALL_ID, _KIND, _CREDIT = (number_tag(_FIELDS[it].number) for it in ("call_id", "kind", "credit"))
 _PAYLOAD = bytes_tag(_FIELDS["payload"].number)
 _DEADLINE = number_tag(_FIELDS["deadline_ms"].number)
-_TRACEPARENT = bytes_tag(_FIELDS["traceparent"].number)
 _IS_LAST = number_tag(_FIELDS["is_last"].number) + varint(1)
 # Each before a message's length.
 _FIRST = number_tag(_FIELDS["has_message"].number) + varint(1) + _PAYLOAD
@@ -56,11 +55,9 @@ def opening(
         traceparent: W3C trace context; empty = none.
         is_only: no message follows.
     """
-    item = call + _opening(method)
+    item = call + _opening(method, traceparent)
     if timeout_s is not None:
         item += _DEADLINE + varint(max(1, int(timeout_s * 1000)))
-    if traceparent:
-        item += _TRACEPARENT + with_length(traceparent.encode())
     if is_only:
         item += _IS_LAST
     if first is not None:
@@ -68,9 +65,11 @@ def opening(
     return _ITEM + with_length(item)
 
 
+# Traces that are not recorded share one context.
 @lru_cache(maxsize=1024)
-def _opening(method: str) -> bytes:
-    return Item(kind=Item.KIND_OPEN, method=method, credit=WINDOW).SerializeToString()
+def _opening(method: str, traceparent: str) -> bytes:
+    item = Item(kind=Item.KIND_OPEN, method=method, credit=WINDOW, traceparent=traceparent)
+    return item.SerializeToString()
 
 
 def message(call: bytes, payload: bytes, *, is_last: bool = False) -> bytes:
