@@ -152,8 +152,8 @@ class _Attempt(Protocol):
     # Of the worker that computes the prompt for it; empty = it does so itself.
     prefill_address: str
 
-    def first_token(self, cached_tokens: int, ttft_s: float) -> None:
-        """Report that the prompt is computed."""
+    def first_token(self, cached_tokens: int, ttft_s: float, num_tokens: int) -> None:
+        """Report that the prompt is computed, and how much came with the first token."""
 
     def output(self, num_tokens: int) -> None:
         """Report how much was generated."""
@@ -172,7 +172,7 @@ class _Guessed:
         self.ref, self.address = ref, address
         self.queue_s, self.prefill_address = 0.0, ""
 
-    def first_token(self, cached_tokens: int, ttft_s: float) -> None:
+    def first_token(self, cached_tokens: int, ttft_s: float, num_tokens: int) -> None:
         """Nobody to tell."""
 
     def output(self, num_tokens: int) -> None:
@@ -415,7 +415,8 @@ class _Reading:
         if has_tokens and self._is_first:
             self._is_first = False
             ttft_s = self._clock.now_s() - self._started_s
-            self._attempt.first_token(cached_tokens(job.usage), ttft_s)
+            num_tokens = job.usage.output_tokens - self._num_before
+            self._attempt.first_token(cached_tokens(job.usage), ttft_s, num_tokens)
         self._outlet.take(job, event)
 
     def take_ready(self) -> bool:

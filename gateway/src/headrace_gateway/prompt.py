@@ -247,7 +247,9 @@ class PromptEncoder:
             if piece:
                 is_first = idx == 0 and self._first is not self._plain
                 ids = None if owner is None or is_first else remembered.get((owner, piece))
-                pieces.append(ids or self._piece_ids(piece, owner, is_first=is_first))
+                if ids is None:
+                    ids = self._piece_ids(piece, owner, is_first=is_first)
+                pieces.append(ids)
             if control is not None:
                 pieces.append(control.ids)
                 strips = control.rstrip

@@ -40,9 +40,15 @@ class Pick:
         self.prefill_address = decision.prefill_address
         self._told_tokens = 0
 
-    def first_token(self, cached_tokens: int, ttft_s: float) -> None:
-        """Tell the router that the prompt is computed. A lost router is no error here."""
-        self._tell(first_token=True, cached_tokens=cached_tokens, ttft_s=ttft_s)
+    def first_token(self, cached_tokens: int, ttft_s: float, num_tokens: int) -> None:
+        """Tell the router that the prompt is computed, and what came with the first token.
+
+        A lost router is no error here.
+        """
+        self._told_tokens = num_tokens
+        self._tell(
+            first_token=True, cached_tokens=cached_tokens, ttft_s=ttft_s, output_tokens=num_tokens
+        )
 
     def output(self, num_tokens: int) -> None:
         """Tell the router now and then how much was generated. A lost router is no error here."""

@@ -160,14 +160,14 @@ class SessionCall(Generic[Req, Res]):
 
     def half_close(self) -> None:
         """Tell the server that no message follows."""
-        self._tell(signal(self.ref, Item.KIND_HALF_CLOSE))
+        self._signal(Item.KIND_HALF_CLOSE)
 
     def cancel(self) -> None:
         """End the call now. Nothing happens if it has ended."""
         if self._ended:
             return
         self._end()
-        self._tell(signal(self.ref, Item.KIND_CANCEL))
+        self._signal(Item.KIND_CANCEL)
 
     def finish(self) -> None:
         """End the call from this side: the server takes what was sent, then ends regularly.
@@ -345,14 +345,19 @@ class SessionCall(Generic[Req, Res]):
         """Parse a message, and let the server send more for those that were taken."""
         self._unacknowledged += 1
         if self._unacknowledged >= _CREDIT_EVERY:
-            self._tell(credit(self.ref, self._unacknowledged))
+            if self._is_heard:
+                self._session.put(credit(self.ref, self._unacknowledged))
             self._unacknowledged = 0
         return self._method.response.FromString(message)
 
-    def _tell(self, item: bytes) -> None:
-        """Put an item whose loss needs no telling: that the stream is gone, the reader learns."""
-        if not self._is_over_there and self._session.is_open:
-            self._session.put(item)
+    @property
+    def _is_heard(self) -> bool:
+        """Whether the server still listens. If the stream is gone, the reader learns it."""
+        return not self._is_over_there and self._session.is_open
+
+    def _signal(self, kind: Item.Kind.ValueType) -> None:
+        if self._is_heard:
+            self._session.put(signal(self.ref, kind))
 
 
 def _nothing() -> None:
