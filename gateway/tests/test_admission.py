@@ -129,7 +129,7 @@ def test_denials(
     answer: dict[str, int], error: type[HeadraceError], retry_after_s: float | None
 ) -> None:
     """Each kind has its own error; waiting is named only where it helps."""
-    told = denial(pb.AdmitResponse(**answer))  # type: ignore[arg-type]
+    told = denial(pb.AdmitResponse(**answer), [])  # type: ignore[arg-type]
     assert type(told) is error
     assert told.retry_after_s == retry_after_s
 

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
+from headrace_gateway.limit_states import LimitState
 from headrace_gateway.rate_headers import duration_text, header_pairs, is_limit_header
+
+
+def state(
+    *, dimension: int, limit: int, remaining: int, level: int = 0, reset_us: int = 0
+) -> LimitState:
+    """A state, by the contract's numbers."""
+    return LimitState(level, dimension, limit, remaining, reset_us)  # type: ignore[arg-type]
 
 
 def test_headers_tell_the_tightest_limit() -> None:
     """Of key, project and tenant the one with the least left."""
     states = [
-        pb.DimensionState(dimension=1, limit=10, remaining=9, reset_us=6_000_000),
-        pb.DimensionState(dimension=1, limit=5, remaining=4, reset_us=12_000_000),
-        pb.DimensionState(dimension=4, limit=1000, remaining=900, reset_us=1),
-        pb.DimensionState(dimension=6, limit=2, remaining=1),
+        state(dimension=1, limit=10, remaining=9, reset_us=6_000_000),
+        state(dimension=1, limit=5, remaining=4, reset_us=12_000_000),
+        state(dimension=4, limit=1000, remaining=900, reset_us=1),
+        state(dimension=6, limit=2, remaining=1),
     ]
     pairs = {name: value for name, value in header_pairs(states) if name.startswith("x-")}
     assert pairs == {
@@ -48,10 +55,10 @@ def test_durations(duration_us: int, text: str) -> None:
 def test_the_ietf_fields_list_every_limit_by_a_name_of_its_own() -> None:
     """Structured fields: strings with integer parameters; the same names in both."""
     states = [
-        pb.DimensionState(level=1, dimension=1, limit=10, remaining=9, reset_us=6_000_001),
-        pb.DimensionState(level=3, dimension=3, limit=10**12, remaining=500, reset_us=30_000_000),
-        pb.DimensionState(level=4, dimension=5, limit=100, remaining=0, reset_us=3_600_000_000),
-        pb.DimensionState(level=2, dimension=6, limit=4, remaining=3),
+        state(level=1, dimension=1, limit=10, remaining=9, reset_us=6_000_001),
+        state(level=3, dimension=3, limit=10**12, remaining=500, reset_us=30_000_000),
+        state(level=4, dimension=5, limit=100, remaining=0, reset_us=3_600_000_000),
+        state(level=2, dimension=6, limit=4, remaining=3),
     ]
     pairs = dict(header_pairs(states))
     assert pairs["ratelimit-policy"] == (
@@ -72,4 +79,4 @@ def test_the_ietf_fields_list_every_limit_by_a_name_of_its_own() -> None:
 
 def test_money_is_not_told() -> None:
     """A budget is between the tenant and billing."""
-    assert header_pairs([pb.DimensionState(level=1, dimension=9, limit=10, remaining=9)]) == []
+    assert header_pairs([state(level=1, dimension=9, limit=10, remaining=9)]) == []

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, Protocol
 
 from headrace_common.errors import (
@@ -21,7 +21,7 @@ from headrace_common.errors import (
 )
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
-from headrace_gateway.limit_states import fill_states
+from headrace_gateway.limit_states import LimitState, states_of
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.principal import Principal
 from headrace_gateway.rate_headers import header_pairs, limit_headers
@@ -88,11 +88,11 @@ class Lease:
         admission: Admission,
         lease_id: str,
         tenant_id: str,
-        states: Iterable[pb.DimensionState],
+        states: Sequence[LimitState],
     ) -> None:
         self._admission = admission
         self.lease_id, self.tenant_id = lease_id, tenant_id
-        self.states = tuple(states)
+        self.states = states
 
     def settle(self, actual: pb.Amounts) -> Coroutine[None, None, None]:
         """Give back what was not used. Never raises."""
@@ -138,13 +138,13 @@ class Admission:
             # The charge may have been made already; nobody waits for its return.
             self._release_later(request)
             raise
-        fill_states(request, answer)
+        states = states_of(request, answer)
         if answer.outcome != pb.AdmitResponse.OUTCOME_ADMITTED:
-            raise denial(answer)
+            raise denial(answer, states)
         if answer.degraded:
             self._metrics.degraded.labels("ratelimit").inc()
         self._leases.setdefault(principal.tenant_id, {})[lease_id] = request
-        return Lease(self, lease_id, principal.tenant_id, answer.states)
+        return Lease(self, lease_id, principal.tenant_id, states)
 
     @contextlib.asynccontextmanager
     async def one_request(self, caller: Caller) -> AsyncIterator[None]:
@@ -175,13 +175,13 @@ class Admission:
                 del self._leases[lease.tenant_id]
         return pb.SettleRequest(lease_id=lease.lease_id, tenant_id=lease.tenant_id, actual=actual)
 
-    async def standing(self, principal: Principal) -> Sequence[pb.DimensionState]:
+    async def standing(self, principal: Principal) -> Sequence[LimitState]:
         """Return how the principal's limits stand, charging nothing; nothing if nobody can tell."""
         if not principal.limits:
             return ()
         request = pb.AdmitRequest(tenant_id=principal.tenant_id, scopes=principal.limits, peek=True)
         try:
-            return (await self._limiter.admit(request)).states
+            return states_of(request, await self._limiter.admit(request))
         except HeadraceError as error:
             _log.info("limits cannot be told: %s", error)
             return ()
@@ -264,7 +264,7 @@ def _rounded(seconds: float) -> str:
     return f"{seconds:.2f}" if seconds < 10 else f"{math.ceil(seconds)}"
 
 
-def denial(answer: pb.AdmitResponse) -> HeadraceError:
+def denial(answer: pb.AdmitResponse, states: Sequence[LimitState]) -> HeadraceError:
     """Translate a denial into the error for the caller, with the state of the limits."""
     name = _NAMES.get(answer.binding_dimension, "requests")
     level = _LEVELS.get(answer.binding_level, "this key")
@@ -287,5 +287,5 @@ def denial(answer: pb.AdmitResponse) -> HeadraceError:
             f"The limit of {name} of {level} is reached. Try again in {_rounded(retry_after_s)} s.",
             retry_after_s=retry_after_s,
         )
-    error.metadata.update(dict(header_pairs(answer.states)))
+    error.metadata.update(dict(header_pairs(states)))
     return error

@@ -18,11 +18,11 @@ from headrace_common.clock import Clock
 from headrace_common.errors import ClientGone, HeadraceError, Internal, Unavailable
 from headrace_common.ids import RequestId, new_request_id
 from headrace_common.telemetry import span
-from headrace_contracts.ratelimit.v1.ratelimit_pb2 import DimensionState
 from headrace_gateway import error_body
 from headrace_gateway.auth import KeyAuth, check_scope
 from headrace_gateway.http_exchange import AsgiApp, HttpExchange, Receive, Scope, Send
 from headrace_gateway.idempotency import IDEMPOTENCY_KEY, Idempotency
+from headrace_gateway.limit_states import LimitState
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.pricing import price_tier
 from headrace_gateway.principal import Principal
@@ -65,7 +65,7 @@ class RouteContext:
     limits: HttpLimits
     clock: Clock
     metrics: GatewayMetrics
-    standing: Callable[[Principal], Awaitable[Sequence[DimensionState]]]
+    standing: Callable[[Principal], Awaitable[Sequence[LimitState]]]
     idempotency: Idempotency
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
+from headrace_gateway.limit_states import LimitState
 
 _MINUTE_S, _DAY_S = 60, 86_400
 # The largest integer of a structured field (RFC 9651, 3.3.1).
@@ -59,8 +60,6 @@ _NAMES = {
     suffix: [f"x-ratelimit-{what}-{suffix}".encode() for what in ("limit", "remaining", "reset")]
     for suffix, _ in _KINDS
 }
-# Level, dimension, limit, remaining, microseconds until it is whole.
-_Standing = tuple[pb.Level.ValueType, pb.Dimension.ValueType, int, int, int]
 # Names as the headers give them, by level and dimension.
 _NAMED = {
     (level, dimension): f"{name}-{form.name}"
@@ -69,19 +68,16 @@ _NAMED = {
 }
 
 
-def limit_headers(states: Iterable[pb.DimensionState]) -> list[tuple[bytes, bytes]]:
+def limit_headers(states: Iterable[LimitState]) -> list[tuple[bytes, bytes]]:
     """Return the headers that tell of these limits; none if there are no limits."""
-    told: list[_Standing] = []
-    nearest: dict[str, _Standing] = {}
-    for state in states:
-        dimension = state.dimension
-        if dimension not in _FORMS:
-            continue
-        standing = (state.level, dimension, state.limit, state.remaining, state.reset_us)
-        told.append(standing)
-        suffix = _SUFFIXES.get(dimension)
-        if suffix is not None and (suffix not in nearest or standing[3] < nearest[suffix][3]):
-            nearest[suffix] = standing
+    told = [state for state in states if state.dimension in _FORMS]
+    nearest: dict[str, LimitState] = {}
+    for state in told:
+        suffix = _SUFFIXES.get(state.dimension)
+        if suffix is not None:
+            known = nearest.get(suffix)
+            if known is None or state.remaining < known.remaining:
+                nearest[suffix] = state
     if not told:
         return []
     headers: list[tuple[bytes, bytes]] = []
@@ -99,7 +95,7 @@ def limit_headers(states: Iterable[pb.DimensionState]) -> list[tuple[bytes, byte
     return headers
 
 
-def header_pairs(states: Iterable[pb.DimensionState]) -> list[tuple[str, str]]:
+def header_pairs(states: Iterable[LimitState]) -> list[tuple[str, str]]:
     """Return the same as texts, for what an error tells."""
     return [(name.decode(), value.decode()) for name, value in limit_headers(states)]
 
