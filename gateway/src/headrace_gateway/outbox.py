@@ -3,7 +3,7 @@
 Events get a sequence number, wait in memory for the next group commit, and are then written and
 synced together by a thread of the outbox's own. While the disk works, further events gather: the
 group grows with the load. An event that nobody waits for lingers up to 5 ms, so that it shares a
-sync with others. Behind a group of several requests the next one begins 3 ms later at the
+sync with others. Behind a group of several requests the next one begins 2 ms later at the
 earliest: a commit costs some 200 us of CPU, whatever it holds, and who waits alone is spared that.
 
 ::
@@ -57,7 +57,7 @@ SEGMENT_BYTES = 2**20
 # Short, because only a finished segment can be confirmed and deleted.
 SEGMENT_AGE_S = 5.0
 LINGER_S = 0.005
-SPACING_S = 0.003
+SPACING_S = 0.002
 # A request has two.
 _EVENTS_OF_ONE = 2
 GROUP_EVENTS = 64

@@ -46,9 +46,11 @@ FIND_MISSING = method_ref(
 GRACE_S = 10.0
 CONFIRM_INTERVAL_S = 2.0
 _BATCH_EVENTS = 500
+# Asked for at once: to read so many takes the loop less than a millisecond.
+_CONFIRM_EVENTS = 100
 # So long events gather before they are produced, under load too: a batch costs about the same
 # whatever it holds, and the outbox's own thread and disk less company.
-GATHER_S = 0.1
+GATHER_S = 0.05
 _PARTITIONER = DefaultPartitioner()
 _STEP_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 2.0
@@ -288,8 +290,8 @@ class Relay:
         """Ask for one segment; produce again what misses for too long. True: it may go."""
         payloads = await self._outbox.read_finished(segment)
         may_go, again = True, 0
-        for idx in range(0, len(payloads), _BATCH_EVENTS):
-            events = [UsageEvent.FromString(p) for p in payloads[idx : idx + _BATCH_EVENTS]]
+        for idx in range(0, len(payloads), _CONFIRM_EVENTS):
+            events = [UsageEvent.FromString(p) for p in payloads[idx : idx + _CONFIRM_EVENTS]]
             missing = await self._ledger.find_missing(events)
             lost = [event for event in events if (event.request_id, event.kind) in missing]
             if lost and self._is_overdue(segment):
