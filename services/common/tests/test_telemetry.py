@@ -76,6 +76,27 @@ def test_a_trace_that_nobody_records_is_carried_on_and_not_written(tmp_path) -> 
     assert [row["name"] for row in rows] == ["recorded elsewhere"]
 
 
+SHARE = """
+from pathlib import Path
+from headrace_common.telemetry import Telemetry, TelemetrySettings, span
+telemetry = Telemetry("pump", TelemetrySettings.load(trace_dir=Path({dir!r}), sample_ratio=0.5))
+for _ in range(2000):
+    with span("outer"), span("inner"):
+        pass
+telemetry.shutdown()
+"""
+
+
+def test_the_share_of_traces_that_is_recorded_is_the_one_set(tmp_path) -> None:
+    """It is decided once for each trace, not again for its first span."""
+    subprocess.run([sys.executable, "-c", SHARE.format(dir=str(tmp_path))], check=True)
+    rows = [json.loads(line) for line in (tmp_path / "pump.jsonl").read_text().splitlines()]
+    names = [row["name"] for row in rows]
+    # Ten standard deviations.
+    assert abs(names.count("outer") - 1000) < 224
+    assert names.count("inner") == names.count("outer")
+
+
 AWAY = """
 import time
 from headrace_common.telemetry import Telemetry, TelemetrySettings, span

@@ -24,7 +24,7 @@ from opentelemetry import propagate, trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, TraceIdRatioBased
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
 from pydantic import Field
 
@@ -170,14 +170,15 @@ def span(
     An exception ends the span as failed and goes on up. Inside a trace that is not recorded no
     span is made: only its name is carried on, which costs a fiftieth.
     """
-    if traceparent is None:
+    if traceparent is None or not _TRACEPARENT.fullmatch(traceparent):
+        traceparent = None
         if _UNRECORDED.get():
             return _NO_SPAN
         if not trace.get_current_span().get_span_context().is_valid:
             unsampled = _unsampled_root()
             if unsampled:
                 return _Unrecorded(unsampled)
-    elif traceparent.endswith(_UNSAMPLED) and _TRACEPARENT.fullmatch(traceparent):
+    elif traceparent.endswith(_UNSAMPLED):
         return _Unrecorded(traceparent)
     return _recorded(name, traceparent, kind, attributes)
 
@@ -187,21 +188,21 @@ def _unsampled_root() -> str:
     sampler = getattr(trace.get_tracer_provider(), "sampler", None)
     if not isinstance(sampler, _RatioSampler):
         return ""
-    return "" if sampler.takes(getrandbits(64)) else sampler.unsampled
+    return "" if sampler.takes_next() else sampler.unsampled
 
 
-class _RatioSampler(ParentBasedTraceIdRatio):
-    """Takes a share of new traces; the rest is decided before any span is made."""
+class _RatioSampler(ParentBased):
+    """Takes a share of new traces; that is decided before a span is made, and once."""
 
     def __init__(self, ratio: float) -> None:
-        super().__init__(ratio)
-        self._ratio = TraceIdRatioBased(ratio)
+        super().__init__(ALWAYS_ON)
+        self._bound = TraceIdRatioBased.get_bound_for_rate(ratio)
         # The name of all traces that are not recorded: nobody tells them apart.
         self.unsampled = f"00-{getrandbits(128) or 1:032x}-{getrandbits(64) or 1:016x}-00"
 
-    def takes(self, trace_id: int) -> bool:
-        """Whether a new trace of this id is recorded."""
-        return bool(trace_id & TraceIdRatioBased.TRACE_ID_LIMIT < self._ratio.bound)
+    def takes_next(self) -> bool:
+        """Whether the trace that begins now is recorded."""
+        return getrandbits(64) < self._bound
 
 
 class _Unrecorded(AbstractContextManager[Span]):
