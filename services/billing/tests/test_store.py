@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, delete, insert, literal, select, update
+from sqlalchemy import Connection, delete, insert, literal, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from headrace_billing import schema
@@ -79,6 +79,17 @@ async def test_the_books_are_append_only(database: Database, table: str) -> None
     for statement in statements:
         with pytest.raises(DBAPIError, match="append-only"):
             await database.write(lambda it, statement=statement: it.execute(statement))
+
+
+@pytest.mark.parametrize("table", schema.APPEND_ONLY)
+async def test_what_is_append_only_cannot_be_emptied(
+    database: Database, database_url: str, table: str
+) -> None:
+    """A trigger of rows says nothing to that."""
+    if database_url.startswith("sqlite"):
+        pytest.skip("SQLite has no TRUNCATE")
+    with pytest.raises(DBAPIError, match="append-only"):
+        await database.write(lambda it: it.execute(text(f"TRUNCATE {table} CASCADE")))
 
 
 async def test_insert_new_tells_which_rows_are_new(database: Database) -> None:
