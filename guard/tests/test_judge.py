@@ -45,6 +45,9 @@ async def test_an_answer_becomes_probabilities() -> None:
         _says("no idea"),
         _says('{"harm": true}'),
         _says('{"harm": "yes", "injection": false}'),
+        # Models that think or call tools may answer without a text.
+        lambda _request: httpx.Response(200, json={"choices": [{"message": {"content": None}}]}),
+        lambda _request: httpx.Response(200, json={"choices": [{"message": {"content": [1]}}]}),
         lambda _request: httpx.Response(500),
         lambda _request: httpx.Response(200, text="not json"),
     ],

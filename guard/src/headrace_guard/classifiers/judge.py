@@ -115,9 +115,9 @@ class HttpJudge:
             httpx.HTTPError,
             TimeoutError,
             ValueError,
-            KeyError,
-            IndexError,
+            LookupError,
             TypeError,
+            AttributeError,
         ) as error:
             _log.warning("judge: no usable answer (%s)", type(error).__name__)
             raise JudgeFailedError from error
