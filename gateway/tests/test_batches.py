@@ -18,6 +18,7 @@ from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway.batch_api import batch_routes, file_routes
 from headrace_gateway.batch_api.input_lines import MAX_LINE_BYTES
+from headrace_gateway.batch_api.stored_batches import Batch, StoredBatches
 from headrace_gateway.batch_api.stored_files import FileLimits, StoredFiles
 from headrace_gateway.prompt import PromptEncoder
 from headrace_gateway.state import schema
@@ -400,4 +401,28 @@ async def test_a_file_that_is_refused_leaves_nothing(tmp_path: Path, clock: Fake
     assert [it["id"] for it in await stored.find_all(owner, None)] == ["first", "small"]
     kept = await state.read(lambda it: set(it.scalars(select(schema.file_chunks.c.file_id))))
     assert kept == {"first", "small"}
+    await state.close()
+
+
+async def test_batches_that_fail_let_others_pass(tmp_path: Path, clock: FakeClock) -> None:
+    """Whoever is let go unfinished waits behind those that wait already."""
+    state, owner = StateStore(f"sqlite:///{tmp_path / 's.sqlite3'}", clock), Owner("t", "p")
+    stored = StoredBatches(state, ttl_s=60)
+
+    async def claimed(num: int) -> list[str]:
+        found: list[Batch] = []
+        for _ in range(num):
+            batch = await stored.claim("w", [it.batch_id for it in found])
+            assert batch is not None
+            found.append(batch)
+        clock.advance(1.0)
+        for batch in found:
+            await stored.release(batch.batch_id, "w")
+        return [it.batch_id for it in found]
+
+    for batch_id in ("b1", "b2", "b3"):
+        await stored.add(owner, b"", {"id": batch_id}, state.now_s() + 3600)
+    assert await claimed(2) == ["b1", "b2"]
+    assert await claimed(2) == ["b3", "b1"]
+    assert await claimed(1) == ["b2"]
     await state.close()

@@ -6,8 +6,9 @@
         |               '--> cancelling --> finalizing --> cancelled
         '--> failed
 
-A batch is worked on by one process at a time, the one with its lease. A line ends once: it is only
-changed while it is pending.
+A batch is worked on by one process at a time, the one with its lease. The end of the last lease is
+also its place in the queue: one that fails again and again lets the others pass. A line ends once:
+it is only changed while it is pending.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class StoredBatches:
             "status": "validating",
             "body": orjson.dumps(body),
             "lease_owner": "",
-            "lease_until_s": 0,
+            "lease_until_s": now_s,
             "deadline_s": deadline_s,
             "created_s": now_s,
             "expires_s": max(now_s + self._ttl_s, deadline_s + self._ttl_s),
@@ -148,7 +149,12 @@ class StoredBatches:
     # --- for the process that works on it ---------------------------------------------------
 
     async def claim(self, worker_id: str, busy: Sequence[str]) -> Batch | None:
-        """Take the oldest batch that nobody works on, except those named; None = there is none."""
+        """Take the batch that has waited longest for a worker; None = there is none.
+
+        Args:
+            worker_id: who asks; what it lost track of may be taken again.
+            busy: batches that are not meant.
+        """
         now_s = self.now_s()
 
         def work(connection: Connection) -> Batch | None:
@@ -159,7 +165,7 @@ class StoredBatches:
                     batches.c.batch_id.not_in(busy),
                     or_(batches.c.lease_until_s <= now_s, batches.c.lease_owner == worker_id),
                 )
-                .order_by(batches.c.created_s)
+                .order_by(batches.c.lease_until_s, batches.c.batch_id)
                 .limit(1)
                 .with_for_update(skip_locked=True)
             )
@@ -185,8 +191,9 @@ class StoredBatches:
         return await self._state.write(lambda it: it.scalar(changed)) or ""
 
     async def release(self, batch_id: str, worker_id: str) -> None:
-        """Let another process go on with it at once."""
-        changed = update(batches).where(_leased(batch_id, worker_id)).values(lease_until_s=0)
+        """Let another process go on with it at once; those that wait already come first."""
+        values = {"lease_until_s": self.now_s()}
+        changed = update(batches).where(_leased(batch_id, worker_id)).values(values)
         await self._state.write(lambda it: it.execute(changed))
 
     async def move(
