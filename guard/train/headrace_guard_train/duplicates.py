@@ -33,26 +33,47 @@ Shingles = NDArray[np.uint32]
 def without_doubles(rows: Sequence[Row]) -> list[Row]:
     """Return the rows without those that say what an earlier one of the source says already.
 
-    Each is marked with the other sources that have a row much like it (`Row.near`).
+    Each is marked with the other sources that have a row much like it (`Row.near`), or in whose
+    documents something much like it was planted.
     """
-    shingles = [_shingles(row.text) for row in rows]
-    near: dict[int, set[str]] = defaultdict(set)
+    near = [set(row.near) for row in rows]
     doubles: set[int] = set()
-    for first, second in _candidates(shingles):
-        ratio = _alike(shingles[first], shingles[second])
+    for first, second, ratio in _pairs([row.text for row in rows]):
         one, other = rows[first], rows[second]
         if one.source == other.source:
             # Two documents with something planted differ in what was planted.
             if ratio >= SAME_RATIO and one.labels == other.labels and not other.spans:
                 doubles.add(second)
-        elif ratio >= ALIKE_RATIO:
-            near[first].add(other.source)
-            near[second].add(one.source)
+        else:
+            _mark(near, rows, first, second)
+    planted = [idx for idx, row in enumerate(rows) if row.spans]
+    for first, second, _ in _pairs([_planted(rows[idx]) for idx in planted]):
+        _mark(near, rows, planted[first], planted[second])
     return [
-        replace(row, near=frozenset(near[idx])) if idx in near else row
+        replace(row, near=frozenset(near[idx])) if near[idx] else row
         for idx, row in enumerate(rows)
         if idx not in doubles
     ]
+
+
+def _planted(row: Row) -> str:
+    (start, stop), *_ = row.spans
+    return row.text[start:stop]
+
+
+def _mark(near: Sequence[set[str]], rows: Sequence[Row], first: int, second: int) -> None:
+    for one, other in ((first, second), (second, first)):
+        if rows[one].source != rows[other].source:
+            near[one].add(rows[other].source)
+
+
+def _pairs(texts: Sequence[str]) -> Iterator[tuple[int, int, float]]:
+    """Yield pairs of texts that are much alike, the earlier one first, and how alike they are."""
+    shingles = [_shingles(text) for text in texts]
+    for first, second in _candidates(shingles):
+        ratio = _alike(shingles[first], shingles[second])
+        if ratio >= ALIKE_RATIO:
+            yield first, second, ratio
 
 
 def _shingles(text: str) -> Shingles:
@@ -80,7 +101,7 @@ def _candidates(shingles: Sequence[Shingles]) -> Iterator[tuple[int, int]]:
     offsets = rng.integers(0, int(_PRIME), _NUM_BANDS * _BAND, np.uint64)[:, np.newaxis]
     lowest = np.array(
         [((one.astype(np.uint64) * factors + offsets) % _PRIME).min(axis=1) for one in shingles]
-    )
+    ).reshape(len(shingles), _NUM_BANDS * _BAND)
     seen: set[tuple[int, int]] = set()
     for band in range(_NUM_BANDS):
         buckets: dict[bytes, list[int]] = defaultdict(list)

@@ -78,7 +78,7 @@ def _with_insertion(row: Row, idx: int, reading: Reading, rng: random.Random) ->
             inside.append((begin, end))
         elif overlap <= 0:
             outside.append((begin, end))
-    picked = [(place, 1) for place in inside[:2]]
+    picked = [(place, row.labels[INDIRECT]) for place in inside[:2]]
     picked += [(rng.choice(outside), 0)] if outside else []
     return [
         Example(reading.text[begin:end], {INDIRECT: label}, row.source, idx, 1.0, row.near)

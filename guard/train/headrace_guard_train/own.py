@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace_guard.classifiers.heads import HARM, INDIRECT, INJECTION, TOXICITY
-from headrace_guard_train import written
+from headrace_guard_train import independent, written
 from headrace_guard_train.documents import KINDS, Documents
 from headrace_guard_train.grammar import Grammar, roughen
 from headrace_guard_train.rows import CLEAN_DOCUMENT, CLEAN_REQUEST, HAZARDS, NO_ATTACK, Row
@@ -39,7 +39,8 @@ def generate(seed: int, scale: float = 1.0) -> list[Row]:
     rng = random.Random(seed)  # noqa: S311 - not for secrets
     rows = _chat(rng, scale) + _injection(rng, scale) + _harm(rng, scale) + _toxicity(rng, scale)
     rows += _documents(rng, scale) + _tricks(rng, scale)
-    return rows + _lexicon(rng, scale) + written.generate(seed, scale)
+    rows += _lexicon(rng, scale) + written.generate(seed, scale)
+    return rows + independent.generate(seed, scale)
 
 
 def _load(name: str) -> dict[str, Any]:  # Any: TOML

@@ -12,11 +12,18 @@ from headrace_guard_train.instances import capped
 from headrace_guard_train.rows import Row
 
 SEED = 7
+# Families of writers who had seen no source and no template (`headrace_guard_train.independent`).
+INDEPENDENT = frozenset(
+    {
+        "own_slipped", "own_for_people", "own_carriers", "own_talked", "own_talked_fine",
+    }
+)  # fmt: skip
 CAPS = {
     "clinc150": 500, "banking77": 250, "davidson": 500, "own_abuse": 500, "surge_toxicity": 400,
     "own_documents": 300, "own_pasted": 250, "own_indirect": 500, "own_long": 400,
     "own_harm": 1200, "own_asks": 1200, "own_planted": 900, "own_notices": 500,
     "own_words": 2400, "own_words_clean": 2400,
+    **dict.fromkeys(INDEPENDENT, 2000),
 }  # fmt: skip
 DEFAULT_CAP = 800
 # The embedding stage sees few texts, so it learns from few.
@@ -29,6 +36,7 @@ DENSE_CAPS = {
     "own_security": 150, "own_meta": 200, "own_harm": 700, "own_asks": 700, "own_same_frames": 600,
     "own_planted": 500, "own_notices": 200, "own_trick": 450, "own_twin": 350,
     "own_words": 1300, "own_words_clean": 1300,
+    **dict.fromkeys(INDEPENDENT, 1000),
 }  # fmt: skip
 DEFAULT_DENSE_CAP = 450
 # Left out one after the other, of all heads at once: exactly one source of harmful requests, and of
@@ -60,7 +68,7 @@ WRITTEN = frozenset(
 LATER = frozenset(
     {
         "own_notices", "own_planted", "own_trick", "own_twin", "own_words", "own_words_clean",
-        *WRITTEN,
+        *WRITTEN, *INDEPENDENT,
     }
 )  # fmt: skip
 # What most callers send: short requests of all kinds, and banking and home intents.
@@ -72,7 +80,7 @@ ALWAYS = frozenset(
         "own_direct", "own_jailbreak", "own_meta", "own_trigger", "own_indirect", "own_abuse",
         "own_harm", "own_harm_wrapped", "own_harm_topics", "own_harmless_words", "own_asks",
         "own_same_frames", "own_asks_clean", "own_planted", "own_trick", "own_twin",
-        "own_words", "own_words_clean", *WRITTEN,
+        "own_words", "own_words_clean", *WRITTEN, *INDEPENDENT,
     }
 )  # fmt: skip
 

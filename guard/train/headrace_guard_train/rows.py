@@ -25,7 +25,8 @@ class Row:
         text: as written.
         source: where it is from; leave-one-source-out leaves all rows of one out.
         labels: 1 or 0 by head; a head that is missing is not known.
-        spans: of a positive, the stretches that make it one; none = all of it.
+        spans: of a positive, the stretches that make it one; none = all of it. Of a clean text,
+            what was put into it.
         hazard: MLCommons hazard id, if known.
         sub: the source's own finer name, where it has one.
         near: other sources that have a row much like it.
