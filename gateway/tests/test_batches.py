@@ -16,7 +16,7 @@ from sqlalchemy import select
 from headrace_common.errors import InvalidRequest, Unavailable
 from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH
 from headrace_contracts.usage.v1 import usage_pb2
-from headrace_gateway.batch_api import batch_routes, file_routes
+from headrace_gateway.batch_api import batch_routes, file_routes, stored_files
 from headrace_gateway.batch_api.input_lines import MAX_LINE_BYTES
 from headrace_gateway.batch_api.stored_batches import Batch, StoredBatches
 from headrace_gateway.batch_api.stored_files import FileLimits, StoredFiles
@@ -184,6 +184,26 @@ async def test_a_line_too_long_is_told_by_its_number(fleet: GatewayFleet) -> Non
         long = line("b", user="x" * MAX_LINE_BYTES)
         batch = await ended(client, await start(client, line("a"), long, line("c")), "failed")
     assert [(it.line, it.code) for it in batch.errors.data] == [(2, "line_too_long")]
+
+
+async def test_an_input_file_deleted_while_it_is_read_runs_not_in_part(
+    fleet: GatewayFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch fails as a whole."""
+    read = StoredFiles.read
+
+    async def cut_short(stored: StoredFiles, file_id: str) -> AsyncIterator[bytes]:
+        async for piece in read(stored, file_id):
+            yield piece
+            await client.files.delete(file_id)
+
+    monkeypatch.setattr(StoredFiles, "read", cut_short)
+    monkeypatch.setattr(stored_files, "CHUNK_BYTES", 1000)
+    async with fleet.openai() as client:
+        lines = [line(f"l{idx}") for idx in range(20)]
+        batch = await ended(client, await start(client, *lines), "failed")
+    assert [it.code for it in batch.errors.data] == ["input_file_deleted"]
+    assert fleet.worker.requests == []
 
 
 async def test_a_batch_is_cancelled(fleet: GatewayFleet) -> None:

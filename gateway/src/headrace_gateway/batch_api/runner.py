@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from headrace_common.errors import HeadraceError, Unavailable, UnknownKey
+from headrace_common.errors import HeadraceError, NotFound, Unavailable, UnknownKey
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_gateway.auth import KeyAuth
 from headrace_gateway.batch_api.input_lines import (
@@ -209,6 +209,9 @@ class BatchRunner:
                 raise LineError("empty_file", "The input file holds no requests.", None)
         except LineError as error:
             errors.append(error)
+        if not await self._has_input(batch):
+            message = "The input file was deleted before it was read."
+            errors = [LineError("input_file_deleted", message, None)]
         now_s = self._parts.batches.now_s()
         if errors:
             await self._parts.batches.move(
@@ -219,6 +222,14 @@ class BatchRunner:
         return await self._parts.batches.move(
             batch.batch_id, ("validating",), "in_progress", in_progress_at=now_s
         )
+
+    async def _has_input(self, batch: Batch) -> bool:
+        """Whether the input file is there, which asked after reading says that all was read."""
+        try:
+            await self._parts.files.find(batch.owner, batch.body["input_file_id"])
+        except NotFound:
+            return False
+        return True
 
     # --- in progress ------------------------------------------------------------------------
 
