@@ -16,7 +16,7 @@ from headrace_common.clock import SystemClock
 from headrace_common.errors import Unavailable
 from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH
 from headrace_contracts.usage.v1 import usage_pb2
-from headrace_gateway.responses_api import kept_events
+from headrace_gateway.responses_api import background, kept_events
 from headrace_gateway.responses_api.event_log import EventLog
 from headrace_gateway.responses_api.kept import LEASE_S, KeptResponses
 from headrace_gateway.responses_api.kept_events import KeptEvents
@@ -478,3 +478,17 @@ async def test_a_cancelled_stream_ends(fleet: GatewayFleet) -> None:
         await client.responses.delete(begun.response.id)
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(begun.response.id, stream=True)
+
+
+async def test_no_more_run_in_the_background_than_may(
+    fleet: GatewayFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of those that come at the same moment."""
+    monkeypatch.setattr(background, "MAX_RUNNING", 3)
+    fleet.worker.switches.delay_per_token_s = 0.05
+    body = {"model": MODEL, "input": "hi", "background": True, "max_output_tokens": 16}
+    async with fleet.http() as client:
+        answers = await asyncio.gather(*(client.post("/v1/responses", json=body) for _ in range(8)))
+    told = sorted(it.status_code for it in answers)
+    assert told == [200] * 3 + [503] * 5
+    await fleet.settled()

@@ -42,6 +42,8 @@ class BackgroundResponses:
     def __init__(self, kept: KeptResponses, events: KeptEvents, flow: RequestFlow) -> None:
         self._kept, self._events, self._flow = kept, events, flow
         self._running: dict[str, tuple[asyncio.Task[None], EventLog]] = {}
+        # Being kept, not yet running.
+        self._num_queued = 0
 
     async def start(
         self, visit: Visit, response: Json, input_items: list[Json]
@@ -52,23 +54,34 @@ class BackgroundResponses:
             QueueFull: too many are under way here.
             Unavailable: it cannot be kept now.
         """
-        if len(self._running) >= MAX_RUNNING:
+        if len(self._running) + self._num_queued >= MAX_RUNNING:
             raise QueueFull("Too many background responses are under way.", retry_after_s=1.0)
+        self._num_queued += 1
+        try:
+            queued, log = await self._queue(visit, response, input_items)
+        finally:
+            self._num_queued -= 1
+        response["status"] = "in_progress"
+        task = asyncio.create_task(
+            self._run(dataclasses.replace(visit, exchange=log), response, log)
+        )
+        self._running[response["id"]] = (task, log)
+        task.add_done_callback(lambda _: self._running.pop(response["id"], None))
+        return queued, log
+
+    async def _queue(
+        self, visit: Visit, response: Json, input_items: list[Json]
+    ) -> tuple[Json, EventLog]:
         response["status"] = "queued"
         owner = Owner.of(visit.principal)
         await self._kept.keep(owner, response, input_items, visit.request_id)
-        exchange = EventLog(self._flow.limits.keep_alive_s)
-        detached = dataclasses.replace(visit, exchange=exchange)
+        log = EventLog(self._flow.limits.keep_alive_s)
         queued = dict(response)
         if visit.request.streaming.is_stream:
-            exchange.tell("response.created", queued)
-            exchange.tell("response.queued", queued)
-            await self._events.keep(response["id"], exchange)
-        response["status"] = "in_progress"
-        task = asyncio.create_task(self._run(detached, response, exchange))
-        self._running[response["id"]] = (task, exchange)
-        task.add_done_callback(lambda _: self._running.pop(response["id"], None))
-        return queued, exchange
+            log.tell("response.created", queued)
+            log.tell("response.queued", queued)
+            await self._events.keep(response["id"], log)
+        return queued, log
 
     def follow(
         self, find: Callable[[], Awaitable[Kept]], response_id: str, start: int
