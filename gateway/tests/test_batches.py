@@ -70,6 +70,16 @@ async def results(client: openai.AsyncOpenAI, file_id: str) -> list[dict[str, An
     return [json.loads(one) for one in text.splitlines()]
 
 
+def check_paid_once(fleet: GatewayFleet, good: list[dict[str, Any]]) -> None:
+    """Each result stands in the books with its own tokens, and nothing else is closed."""
+    closed = [(it.request_id, it.usage.output_tokens) for it in fleet.usage.closed_events()]
+    told = [
+        (it["response"]["request_id"], it["response"]["body"]["usage"]["completion_tokens"])
+        for it in good
+    ]
+    assert sorted(closed) == sorted(told)
+
+
 async def test_files_are_kept_listed_and_deleted(fleet: GatewayFleet) -> None:
     """What goes in comes out; nobody else sees it; deleted is gone."""
     other, _ = fleet.new_key(tenant_id="rival")
@@ -288,6 +298,7 @@ async def test_a_batch_survives_its_gateway(fleet_parts: GatewayFleet) -> None:
         good = await results(client, batch.output_file_id)
     assert [one["custom_id"] for one in good] == [f"l{idx}" for idx in range(12)]
     assert batch.error_file_id is None
+    check_paid_once(fleet_parts, good)
     await fleet_parts.close()
 
 
@@ -349,7 +360,23 @@ async def test_a_full_fleet_is_tried_again(fleet: GatewayFleet) -> None:
         await asyncio.sleep(0.5)
         fleet.worker.switches.refuse = False
         batch = await ended(client, batch_id)
-        assert len(await results(client, batch.output_file_id)) == 1
+        good = await results(client, batch.output_file_id)
+    assert len(good) == 1
+    check_paid_once(fleet, good)
+
+
+async def test_a_line_that_can_never_be_answered_is_closed_once(
+    fleet: GatewayFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tries fail until the batch's time is over: one request in the books, opened and closed."""
+    monkeypatch.setattr(batch_routes, "WINDOW_S", 4)
+    fleet.worker.switches.refuse = True
+    async with fleet.openai() as client:
+        batch = await ended(client, await start(client, line("a")), "expired")
+    assert batch.request_counts.failed == 1
+    kinds = [it.kind for it in fleet.usage.events]
+    assert kinds == [usage_pb2.UsageEvent.KIND_OPENED, usage_pb2.UsageEvent.KIND_CLOSED]
+    await fleet.settled()
 
 
 @pytest.mark.parametrize(

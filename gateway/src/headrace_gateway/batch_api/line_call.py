@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from headrace_common.errors import HeadraceError, Internal
 from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH
 from headrace_contracts.usage.v1.usage_pb2 import PRICE_TIER_BATCH
+from headrace_gateway.batch_api.line_log import LineLog
 from headrace_gateway.captured_exchange import CapturedExchange
 from headrace_gateway.principal import Principal
 from headrace_gateway.request_flow import RequestFlow
@@ -25,13 +26,11 @@ class LineOutcome:
         status: HTTP status as it would have been.
         body: JSON of the answer, or of the error.
         retry_after_s: when another try may help; None = this is final.
-        was_opened: whether the books know of the try.
     """
 
     status: int
     body: bytes
     retry_after_s: float | None
-    was_opened: bool
 
 
 class LineCaller:
@@ -43,15 +42,15 @@ class LineCaller:
     """
 
     def __init__(self, flow: RequestFlow, dialects: Mapping[str, Dialect]) -> None:
-        self._flow, self._dialects = flow, dialects
+        self._log = LineLog(flow.usage_log)
+        self._flow, self._dialects = replace(flow, usage_log=self._log), dialects
 
     async def call(
         self, principal: Principal, url: str, request_id: str, body: bytes
     ) -> LineOutcome:
-        """Try once."""
+        """Try once. A line keeps its request id over all tries; see `close_line`."""
         owner = replace(principal, priority=PRIORITY_BATCH)
         exchange, dialect = CapturedExchange(), self._dialects[url]
-        visit: Visit | None = None
         failure: HeadraceError
         try:
             reading = await dialect.read(body, Caller(request_id, owner, exchange))
@@ -71,8 +70,11 @@ class LineCaller:
             _log.exception("%s failed", request_id)
             failure = Internal()
         else:
-            return LineOutcome(exchange.status, exchange.body, None, was_opened=True)
+            return LineOutcome(exchange.status, exchange.body, None)
         retry_after_s = (failure.retry_after_s or 1.0) if failure.retryable else None
         told = dialect.error_body(failure, request_id)
-        was_opened = visit is not None and bool(visit.jobs)
-        return LineOutcome(failure.http_status, told, retry_after_s, was_opened)
+        return LineOutcome(failure.http_status, told, retry_after_s)
+
+    def close_line(self, request_id: str) -> None:
+        """Close the books of a line whose result is kept, if its last try has not."""
+        self._log.close_line(request_id)

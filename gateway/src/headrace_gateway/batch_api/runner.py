@@ -2,7 +2,7 @@
 
 Every process of a gateway runs one; a lease in the state says whose a batch is. A process that dies
 leaves its batches to the others: lines with a result keep it, lines without one run again under the
-request id they had, so that each has one result and one bill.
+request id they had, so that each has one result and one bill (`line_log`).
 
 Lines go with the lowest priority and few at a time; while requests queue at any replica of the
 model no further line is begun.
@@ -31,7 +31,7 @@ from headrace_gateway.batch_api.input_lines import (
     read_line,
     result_line,
 )
-from headrace_gateway.batch_api.line_call import LineCaller
+from headrace_gateway.batch_api.line_call import LineCaller, LineOutcome
 from headrace_gateway.batch_api.stored_batches import LEASE_S, Batch, PendingLine, StoredBatches
 from headrace_gateway.batch_api.stored_files import RESULTS, StoredFiles
 from headrace_gateway.state.store import once_there
@@ -261,7 +261,7 @@ class BatchRunner:
 
     async def _answer(self, batch: Batch, line: PendingLine) -> None:
         """Try a line until it has a result, or the batch's time is over."""
-        request_id, num_tries = line.request_id, 0
+        num_tries = 0
         while not self._is_late(batch):
             try:
                 principal = await self._parts.auth.resolve(batch.key_sha256)
@@ -269,22 +269,25 @@ class BatchRunner:
                 await asyncio.sleep(_KEY_POLL_S)
                 continue
             outcome = await self._parts.caller.call(
-                principal, batch.body["endpoint"], request_id, line.body
+                principal, batch.body["endpoint"], line.request_id, line.body
             )
             if outcome.retry_after_s is None:
-                result = result_line(
-                    _line_id(request_id), line.custom_id, request_id, outcome.status, outcome.body
-                )
-                end = partial(self._parts.batches.end_line, batch.batch_id, line.line_no, result)
-                await once_there(partial(end, succeeded=outcome.status == 200))
+                await self._keep_result(batch, line, outcome)
                 return
             num_tries += 1
-            if outcome.was_opened:
-                # The books have closed that id.
-                request_id = f"{line.request_id}.{num_tries}"
-                rename = self._parts.batches.rename
-                await once_there(partial(rename, batch.batch_id, line.line_no, request_id))
             await asyncio.sleep(min(_MAX_RETRY_S, outcome.retry_after_s * min(2**num_tries, 32)))
+
+    async def _keep_result(self, batch: Batch, line: PendingLine, outcome: LineOutcome) -> None:
+        result = result_line(
+            _line_id(line.request_id),
+            line.custom_id,
+            line.request_id,
+            outcome.status,
+            outcome.body,
+        )
+        end = partial(self._parts.batches.end_line, batch.batch_id, line.line_no, result)
+        await once_there(partial(end, succeeded=outcome.status == 200))
+        self._parts.caller.close_line(line.request_id)
 
     def _is_late(self, batch: Batch) -> bool:
         return self._parts.batches.now_s() >= batch.deadline_s
@@ -305,6 +308,7 @@ class BatchRunner:
                 await self._parts.batches.end_line(
                     batch.batch_id, line.line_no, result, succeeded=False
                 )
+                self._parts.caller.close_line(line.request_id)
 
     async def _finalize(self, batch: Batch, ending: str) -> None:
         """Write the files of results; may be repeated."""

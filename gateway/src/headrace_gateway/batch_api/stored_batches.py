@@ -247,12 +247,6 @@ class StoredBatches:
             for row in rows
         ]
 
-    async def rename(self, batch_id: str, line_no: int, request_id: str) -> None:
-        """Give a pending line another request id: its last one has been booked as failed."""
-        where = _line(batch_id, line_no)
-        changed = update(batch_lines).where(*where).values(request_id=request_id)
-        await self._state.write(lambda it: it.execute(changed))
-
     async def end_line(
         self, batch_id: str, line_no: int, result: bytes, *, succeeded: bool
     ) -> None:

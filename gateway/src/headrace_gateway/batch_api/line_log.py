@@ -1,0 +1,80 @@
+"""Usage of lines: one request in the books over all tries, whichever process makes them.
+
+::
+
+    opened --> [try fails, or is cut off] --> [another try, here or elsewhere] --> closed, once
+                                          '-> no more: `close_line`, by the last try's event
+               [the process dies] --> swept like any request, corrected by a later try's close
+
+A try that did not answer is not the line's end: closed by it, the ledger would take the answer that
+comes after it for a repetition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from headrace_contracts.usage.v1.usage_pb2 import (
+    ENDING_COMPLETED,
+    ENDING_OUTPUT_BLOCKED,
+    UsageEvent,
+)
+from headrace_gateway.usage_events import UsageLog
+
+_ANSWERED = (ENDING_COMPLETED, ENDING_OUTPUT_BLOCKED)
+
+
+class LineLog:
+    """A `UsageLog` for tries of lines. Belongs to one event loop.
+
+    Args:
+        log: where events go; whoever made it starts and closes it.
+    """
+
+    def __init__(self, log: UsageLog) -> None:
+        self._log = log
+        # Lines opened and not closed, with what their last try ended with.
+        self._open: dict[str, UsageEvent | None] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further request can be recorded."""
+        return self._log.is_full
+
+    async def start(self) -> None:
+        """Nothing is taken over."""
+
+    async def close(self) -> None:
+        """Nothing is written: what is open is for another process to go on with."""
+
+    def opened(self, event: UsageEvent) -> asyncio.Future[None]:
+        """Append, unless an earlier try did."""
+        if event.request_id in self._open:
+            return _done()
+        recorded = self._log.opened(event)
+        self._open[event.request_id] = None
+        return recorded
+
+    async def until_recorded(self, recorded: asyncio.Future[None]) -> None:
+        """Wait for what `opened` returned."""
+        await self._log.until_recorded(recorded)
+
+    def closed(self, event: UsageEvent) -> asyncio.Future[None]:
+        """Append the end of a try that answered; of another one, keep it for `close_line`."""
+        if event.ending in _ANSWERED:
+            self._open.pop(event.request_id, None)
+            return self._log.closed(event)
+        self._open[event.request_id] = event
+        return _done()
+
+    def close_line(self, request_id: str) -> None:
+        """Append the end of a line that gets no further try, if one of its tries was opened."""
+        event = self._open.pop(request_id, None)
+        if event is not None:
+            self._log.closed(event)
+
+
+def _done() -> asyncio.Future[None]:
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    done.set_result(None)
+    return done
