@@ -8,7 +8,8 @@
 
 Without the embedding model there are no word pieces either: the linear logit is scored on a scale
 and thresholds of its own; the version says so. A stage that was due and gave nothing is
-`Judged.missed`, never a low score.
+`Judged.missed`, never a low score; of more than three windows that are doubted, which only a
+document can have, the least suspicious do not count.
 """
 
 from __future__ import annotations
