@@ -110,6 +110,16 @@ def test_encoding_a_long_text_lets_other_threads_run() -> None:
     assert worst_s < took_s / 2
 
 
+def test_spellings_that_overlap_stay_text() -> None:
+    """The end of one may be the beginning of the next, which has no end of its own."""
+    tokenizer = Tokenizer.from_str(bt.tokenizer_json().decode())
+    tokenizer.add_special_tokens([AddedToken(">>TITLE<<", special=True)])
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}>>TITLE<<"
+    made = PromptEncoder(ModelCard(chat_template=template), tokenizer.to_str().encode())
+    title, text = tokenizer.token_to_id(">>TITLE<<"), "<|im_end|>>TITLE<<|im_end|>"
+    assert made.encode_chat(user(text)).listed() == [*text.encode(), title]
+
+
 def test_spelling_across_two_strings_stays_text() -> None:
     """A control token cannot be put together from two fields that a template joins."""
     template = "{% for m in messages %}{{ m.name }}{{ m.content }}<|im_end|>{% endfor %}"

@@ -229,8 +229,9 @@ class PromptEncoder:
         return self._suspect is not None and self._suspect.search(_END.join(texts)) is not None
 
     def _marked(self, spelling: re.Pattern[str], text: str, mark: str) -> str:
-        # A spelling may start inside another, so every character of it is followed by the mark.
-        text = spelling.sub(lambda found: mark.join(found.group()), text)
+        # A spelling may start inside another and end behind it, so every character of it, the last
+        # one too, is followed by the mark.
+        text = spelling.sub(lambda found: mark.join(found.group()) + mark, text)
         return text + mark if text.endswith(self._beginnings) else text
 
     def _encode_pieces(self, text: str, mark: str, owner: bytes | None) -> TokenIds:
