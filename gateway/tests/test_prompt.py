@@ -177,6 +177,9 @@ def test_refusals_of_a_template_are_the_clients() -> None:
         ChatTemplate("{{ raise_exception('only two turns') }}", {}).render(user("x"))
     with pytest.raises(InvalidRequest):
         ChatTemplate("{{ messages[0].content + 1 }}", {}).render(user("x"))
+    for source in ("{{ 1 / n }}", "{{ '{}{}'.format(n) }}", "{{ range(10 ** 9) }}"):
+        with pytest.raises(InvalidRequest, match="cannot render"):
+            ChatTemplate(source, {}).render(user("x"), args={"n": 0})
     with pytest.raises(InvalidRequest, match="no chat template"):
         ChatTemplate("", {}).render(user("x"))
 

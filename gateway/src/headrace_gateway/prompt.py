@@ -113,7 +113,7 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {text}", param="messages"
             ) from error
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise InvalidRequest(
                 "The model's chat template cannot render these messages.", param="messages"
             ) from error
