@@ -99,11 +99,14 @@ def replica(
 
 
 async def test_states_of_a_model(scene: Scene) -> None:
-    """Starting, unknown, loading, known, and known without a replica are told apart."""
+    """Starting, loading, known, unknown, and known without a replica are told apart.
+
+    A router that has just started lists nothing: a batch would lose its lines to "unknown".
+    """
     with pytest.raises(NoReplica):
         scene.directory.get("m")
     await scene.show()
-    with pytest.raises(ModelNotFound):
+    with pytest.raises(NoReplica):
         scene.directory.get("m")
     scene.workers.failures = 1
     await scene.show(replica("a"))
@@ -111,6 +114,8 @@ async def test_states_of_a_model(scene: Scene) -> None:
         scene.directory.get("m")
     await scene.ready()
     assert scene.directory.get("m").encoder.encode_text("a").listed() == [97]
+    with pytest.raises(ModelNotFound):
+        scene.directory.get("other")
     await scene.show()
     assert not scene.directory.is_ready
     assert scene.directory.get("m").card.model == "m"

@@ -87,7 +87,6 @@ class ModelDirectory:
         self._running: dict[RefKey, int] = {}
         self._addresses: dict[str, int] = {}
         self._on_lost: dict[RefKey, set[OnLost]] = {}
-        self._has_list = False
         # Whether the router is there: while it is not, nobody waits for its decisions.
         self.is_following = False
 
@@ -126,14 +125,15 @@ class ModelDirectory:
 
         Raises:
             ModelNotFound: no worker ever served it.
-            Unavailable: it is not known yet: the router's list or the tokenizer is on its way.
+            Unavailable: it is not known yet: the first worker or the tokenizer is on its way.
         """
         served = self._served.get(model)
         if served is not None:
             return served
         card = self._cards.get(model)
         if card is None:
-            if not self._has_list:
+            if not self._cards:
+                # A router that has just started lists nothing, whatever its workers will serve.
                 raise NoReplica("The fleet is starting.", retry_after_s=1.0)
             raise ModelNotFound(f"The model {model[:100]!r} does not exist.", param="model")
         encoder = self._encoder(card)
@@ -189,7 +189,6 @@ class ModelDirectory:
         )
 
     async def _apply(self, replicas: ReplicaList) -> None:
-        self._has_list = True
         self._served.clear()
         self._replicas = {ref_key(replica.replica): replica for replica in replicas.replicas}
         for replica in replicas.replicas:
