@@ -125,6 +125,10 @@ def test_spelling_across_two_strings_stays_text() -> None:
     template = "{% for m in messages %}{{ m.name }}{{ m.content }}<|im_end|>{% endfor %}"
     ids = encoder(template).encode_chat(user("end|>", name="<|im_")).listed()
     assert ids == [*b"<|im_end|>", bt.IM_END_ID]
+    # Nor once the blanks between them are trimmed.
+    template = "{% for m in messages %}{{ m.name | trim }}{{ m.content | trim }}{% endfor %}"
+    ids = encoder(template).encode_chat(user("\n end|>", name="<|im_ \n")).listed()
+    assert ids == [*b"<|im_end|>"]
 
 
 def test_spelling_in_tool_arguments_stays_text() -> None:

@@ -2,10 +2,10 @@
 
 Text that spells a control token (`<|im_end|>` in a user's message) stays text: before rendering, a
 private-use character that occurs nowhere in the messages is put inside every such spelling and
-behind anything at a string's end that could begin one. After rendering, every intact spelling comes
-from the template. The text is cut there, the mark removed, and each plain piece encoded with
-control tokens off. A control token ends what a tokenizer looks at, so the pieces' ids are those of
-the whole text; and pieces that were encoded before are remembered (`token_ids`).
+behind anything at a string's end, blanks aside, that could begin one. After rendering, every intact
+spelling comes from the template. The text is cut there, the mark removed, and each plain piece
+encoded with control tokens off. A control token ends what a tokenizer looks at, so the pieces' ids
+are those of the whole text; and pieces that were encoded before are remembered (`token_ids`).
 
 Which tokens are control tokens a tokenizer says only in part: Qwen's `<think>` and `<tool_call>`
 are added as ordinary ones. Here every added token is one that is special, spelled `<|...|>`, or
@@ -232,7 +232,13 @@ class PromptEncoder:
         # A spelling may start inside another and end behind it, so every character of it, the last
         # one too, is followed by the mark.
         text = spelling.sub(lambda found: mark.join(found.group()) + mark, text)
-        return text + mark if text.endswith(self._beginnings) else text
+        if text.endswith(self._beginnings):
+            return text + mark
+        # Templates trim texts.
+        bare = text.rstrip()
+        if bare.endswith(self._beginnings):
+            return bare + mark + text[len(bare) :]
+        return text
 
     def _encode_pieces(self, text: str, mark: str, owner: bytes | None) -> TokenIds:
         # Plain pieces and control tokens in turn.
@@ -288,7 +294,7 @@ def _suspect(spellings: Mapping[str, object], beginnings: Sequence[str]) -> re.P
         return None
     whole = "|".join(map(re.escape, spellings))
     cut = "|".join(map(re.escape, beginnings))
-    return re.compile(f"{whole}|(?:{cut}){_END}" if cut else whole)
+    return re.compile(rf"{whole}|(?:{cut})\s*{_END}" if cut else whole)
 
 
 def _strings(values: Sequence[Message]) -> list[str]:
