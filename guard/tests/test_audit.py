@@ -128,6 +128,10 @@ def test_only_published_records_are_forgotten(tmp_path: Path) -> None:
         ([output(3, 3, 3), sent(3, guard_lost=True)], None),
         ([output(3, 4, 4), sent(4, guard_lost=True)], Leak.LEAK),
         ([sent(0)], None),
+        # A report whose answer was lost is repeated; two that differ are of two answers.
+        ([output(10, 10, 10), sent(10), sent(10)], None),
+        ([output(10, 10, 10), sent(10), sent(9)], Leak.LEAK),
+        ([output(10, 4, 4), sent(10), sent(10)], Leak.LEAK),
     ],
 )
 def test_more_sent_than_released_is_a_leak(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from headrace_contracts.guard.v1 import guard_pb2 as pb
@@ -22,10 +22,11 @@ def leak_in(records: Sequence[pb.AuditRecord]) -> Leak | None:
     """Say whether more went out than was scanned and released, in any choice of the answer.
 
     Args:
-        records: all of one request, the gateway's report among them.
+        records: all of one request, the gateway's report among them. It may be there twice: the
+            gateway tells again what it does not know to have arrived.
     """
     outputs = [record for record in records if record.kind == pb.AUDIT_KIND_OUTPUT]
-    reports = [record for record in records if record.kind == pb.AUDIT_KIND_SENT]
+    reports = _told(record for record in records if record.kind == pb.AUDIT_KIND_SENT)
     if any(record.released_chars > record.scanned_chars for record in outputs):
         return Leak.LEAK
     released: Counter[int] = Counter()
@@ -41,3 +42,17 @@ def leak_in(records: Sequence[pb.AuditRecord]) -> Leak | None:
     if all(record.fail_open for record in reports):
         return Leak.FAIL_OPEN
     return Leak.GUARD_LOST if all(record.guard_lost for record in reports) else Leak.LEAK
+
+
+def _told(reports: Iterable[pb.AuditRecord]) -> list[pb.AuditRecord]:
+    """Return each report once, however often it was repeated."""
+    by_content = {
+        (
+            record.released_chars,
+            tuple(sorted(record.released_chars_by_choice.items())),
+            record.fail_open,
+            record.guard_lost,
+        ): record
+        for record in reports
+    }
+    return list(by_content.values())
