@@ -9,7 +9,7 @@ import pytest
 
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_contracts.worker.v1 import worker_pb2
-from headrace_testing.fake_worker import FakeWorker, saying
+from headrace_testing.fake_worker import MODEL, FakeWorker, saying
 from headrace_testing.gateway_answers import ask, finish_reasons, streamed_text
 from headrace_testing.gateway_fleet import GatewayFleet
 from headrace_testing.waiting import eventually
@@ -90,6 +90,27 @@ async def test_stuck_worker_is_left(fleet_of_two: GatewayFleet) -> None:
     fleet.router.set_state(running.worker.worker_id, worker_pb2.WORKER_STATE_STUCK)
     assert streamed_text(await asked) == "steady"
     await eventually(lambda: running.worker.cancelled)
+
+
+async def test_embeddings_leave_a_stuck_worker_too(fleet_of_two: GatewayFleet) -> None:
+    """They are made by another one at once, and not waited for until the request's time is over."""
+    fleet = fleet_of_two
+    for server in fleet.workers:
+        server.worker.switches.never_begin = True
+    async with fleet.http() as client:
+        asked = asyncio.create_task(
+            client.post("/v1/embeddings", json={"model": MODEL, "input": "a"})
+        )
+        stuck = await eventually(
+            lambda: next((it.worker for it in fleet.workers if it.worker.embed_requests), None)
+        )
+        for server in fleet.workers:
+            server.worker.switches.never_begin = server.worker is stuck
+        fleet.router.set_state(stuck.worker_id, worker_pb2.WORKER_STATE_STUCK)
+        async with asyncio.timeout(5.0):
+            answer = await asked
+    assert answer.status_code == 200, answer.text
+    await fleet.settled()
 
 
 async def test_full_worker_is_passed_over(fleet_of_two: GatewayFleet) -> None:

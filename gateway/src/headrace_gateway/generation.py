@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from headrace_common.clock import Clock
 from headrace_common.errors import (
@@ -46,6 +47,7 @@ from headrace_gateway.retry_budget import RetryBudget
 _log = logging.getLogger(__name__)
 
 GenerateCall = SessionCall[pb.GenerateRequest, pb.GenerateEvent]
+EmbedCall = SessionCall[pb.EmbedRequest, pb.EmbedResponse]
 # A stream that lost its last replica waits so long for another to come up.
 _REPLACEMENT_WAIT_S = 8.0
 _REPLACEMENT_POLL_S = 0.25
@@ -68,10 +70,8 @@ class WorkerCalls(Protocol):
         """Start a generation."""
         ...
 
-    async def embed(
-        self, address: str, request: pb.EmbedRequest, timeout_s: float
-    ) -> pb.EmbedResponse:
-        """Embed token sequences."""
+    async def embed(self, address: str, request: pb.EmbedRequest, timeout_s: float) -> EmbedCall:
+        """Begin to embed token sequences."""
         ...
 
 
@@ -259,8 +259,7 @@ class Generator:
         for _ in range(self.max_attempts):
             attempt = await self._choose(job, deadline_s, failure)
             try:
-                timeout_s = deadline_s - self.clock.now_s()
-                answer = await self.workers.embed(attempt.address, request, timeout_s)
+                answer = await self._embed_on(attempt, request, deadline_s)
             except Unavailable as error:
                 failure = error
                 _tell_failed(attempt, error)
@@ -273,6 +272,19 @@ class Generator:
             finally:
                 attempt.end()
         raise _final(failure or Unavailable("No replica could embed.", retry_after_s=1.0))
+
+    async def _embed_on(
+        self, attempt: _Attempt, request: pb.EmbedRequest, deadline_s: float
+    ) -> pb.EmbedResponse:
+        calls: list[SessionCall[Any, Any]] = []
+        with self.directory.running_on(attempt.ref, attempt.address, partial(_lose, calls)):
+            timeout_s = deadline_s - self.clock.now_s()
+            async with await self.workers.embed(attempt.address, request, timeout_s) as call:
+                calls.append(call)
+                answer = await call.receive()
+        if answer is None:
+            raise ReplicaLost("The replica ended without an answer.")
+        return answer
 
     async def _pay_retry(self, failure: Unavailable, num_failures: int) -> None:
         """Wait a little before another replica is asked for a first token, if that may be at all.
@@ -322,15 +334,8 @@ class Generator:
         self, job: Job, attempt: _Attempt, deadline_s: float, outlet: Outlet
     ) -> None:
         started_s = self.clock.now_s()
-        calls: list[GenerateCall] = []
-
-        def lose() -> None:
-            for running in calls:
-                # Cancelled first: a delivered error alone counts as the call's end.
-                running.cancel()
-                running.deliver(ReplicaLost("The replica makes no progress."))
-
-        with self.directory.running_on(attempt.ref, attempt.address, lose):
+        calls: list[SessionCall[Any, Any]] = []
+        with self.directory.running_on(attempt.ref, attempt.address, partial(_lose, calls)):
             request = job.resumed()
             if attempt.prefill_address:
                 request = _copied(request)
@@ -352,6 +357,14 @@ class Generator:
                 call.cancel()
         if not job.is_done:
             raise ReplicaLost("The replica ended before the answer did.")
+
+
+def _lose(calls: Sequence[SessionCall[Any, Any]]) -> None:  # Any: whatever messages they have
+    """End what runs on a replica that makes no progress."""
+    for running in calls:
+        # Cancelled first: a delivered error alone counts as the call's end.
+        running.cancel()
+        running.deliver(ReplicaLost("The replica makes no progress."))
 
 
 class _Reading:

@@ -68,7 +68,7 @@ class Switches:
     # After this many tokens: nothing comes any more, until `go_on` is set or the caller leaves.
     hang_after_tokens: int | None = None
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
-    # Generate says nothing at all, until the caller leaves.
+    # Generate and Embed say nothing at all, until the caller leaves.
     never_begin: bool = False
     # Generate is refused with QueueFull.
     refuse: bool = False
@@ -169,6 +169,8 @@ class FakeWorker(NoKv):
                 "inputs: at least one, each of at least one token.", param="inputs"
             )
         self.embed_requests.append(request)
+        if self.switches.never_begin:
+            await asyncio.Event().wait()
         return pb.EmbedResponse(
             embeddings=[pb.Embedding(values=_vector(one.token_ids)) for one in request.inputs],
             usage=TokenUsage(prompt_tokens=sum(len(one.token_ids) for one in request.inputs)),

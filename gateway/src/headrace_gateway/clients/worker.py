@@ -34,13 +34,14 @@ class WorkerSessions:
 
     async def embed(
         self, address: str, request: pb.EmbedRequest, timeout_s: float
-    ) -> pb.EmbedResponse:
-        """Embed token sequences.
+    ) -> SessionCall[pb.EmbedRequest, pb.EmbedResponse]:
+        """Begin to embed token sequences; the one answer is the returned call's, see `generate`.
 
         Raises:
-            HeadraceError: the worker's refusal or the connection's end.
+            ReplicaLost: the worker cannot be reached.
         """
-        return await self._session(address).unary(_EMBED, request, timeout_s=timeout_s)
+        session = self._session(address)
+        return await session.start(_EMBED, request, is_only=True, timeout_s=timeout_s)
 
     async def fetch_tokenizer(self, address: str, model: str) -> bytes:
         """Fetch a model's tokenizer.json.
