@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace_gateway.retry_budget import RetryBudget, RetryLimits
 from headrace_testing.clock import FakeClock
+from headrace_testing.fake_worker import MODEL
 from headrace_testing.gateway_fleet import GatewayFleet, chat_body
 
 LIMITS = RetryLimits(ratio=0.2, floor_per_s=0.5, burst=2.0)
@@ -49,5 +50,22 @@ async def test_a_fleet_in_trouble_is_not_asked_again_and_again(fleet_parts: Gate
         metrics = fleet_parts.gateway.metrics
         assert metrics.retries.labels("made").value == 1
         assert metrics.retries.labels("refused").value == 3
+    finally:
+        await fleet_parts.close()
+
+
+async def test_embeddings_are_tried_again_within_the_budget(fleet_parts: GatewayFleet) -> None:
+    """By the same bucket: one retry is saved up, then a request asks one replica alone."""
+    fleet_parts.settings |= {"retry_ratio": 0.0, "retry_floor_per_s": 0.0, "retry_burst": 1.0}
+    await fleet_parts.start(2)
+    try:
+        workers = [it.worker for it in fleet_parts.workers]
+        for worker in workers:
+            worker.switches.refuse = True
+        async with fleet_parts.http() as client:
+            for num_asked in (2, 3, 4):
+                answer = await client.post("/v1/embeddings", json={"model": MODEL, "input": "a"})
+                assert answer.status_code == 503
+                assert sum(len(it.embed_requests) for it in workers) == num_asked
     finally:
         await fleet_parts.close()

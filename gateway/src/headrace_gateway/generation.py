@@ -256,7 +256,10 @@ class Generator:
             HeadraceError: no replica could do it.
         """
         failure: Unavailable | None = None
-        for _ in range(self.max_attempts):
+        self.retries.add_request()
+        for num_failures in range(self.max_attempts):
+            if failure is not None:
+                await self._pay_retry(failure, num_failures)
             attempt = await self._choose(job, deadline_s, failure)
             try:
                 answer = await self._embed_on(attempt, request, deadline_s)

@@ -70,7 +70,7 @@ class Switches:
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     # Generate and Embed say nothing at all, until the caller leaves.
     never_begin: bool = False
-    # Generate is refused with QueueFull.
+    # Generate and Embed are refused with QueueFull.
     refuse: bool = False
     # Describe and WatchLoad say LOADING, Generate is refused.
     loading: bool = False
@@ -169,6 +169,8 @@ class FakeWorker(NoKv):
                 "inputs: at least one, each of at least one token.", param="inputs"
             )
         self.embed_requests.append(request)
+        if self.switches.refuse:
+            raise QueueFull("This worker's queue is full.", retry_after_s=1.0)
         if self.switches.never_begin:
             await asyncio.Event().wait()
         return pb.EmbedResponse(
