@@ -110,6 +110,22 @@ async def test_a_frozen_guard_is_known_as_one(fleet: GatewayFleet) -> None:
         assert took_s < BOUND_S
 
 
+async def test_a_guard_that_pauses_is_waited_for(fleet: GatewayFleet) -> None:
+    """A second's pause refuses nobody, and lets nothing pass unread."""
+    open_key, _ = fleet.new_key(guard_fail_open=True)
+    async with way_to(fleet, "guard") as way:
+        assert (await ask(fleet))[0].status_code == 200
+        way.freeze()
+        asked = [asyncio.create_task(ask(fleet, key)) for key in (None, open_key)]
+        await asyncio.sleep(0.9)
+        way.thaw()
+        assert [(await one)[0].status_code for one in asked] == [200, 200]
+        degraded = fleet.gateway.registry.get_sample_value(
+            "headrace_gateway_degraded_total", {"dependency": "guard"}
+        )
+        assert not degraded
+
+
 async def test_a_frozen_billing_delays_no_refusal(
     fleet: GatewayFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
