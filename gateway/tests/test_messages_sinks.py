@@ -36,7 +36,7 @@ async def test_calls_are_blocks_of_their_own() -> None:
     await sink.end(USAGE)
     message = json.loads(exchange.body)
     text, weather, time = message["content"]
-    assert text == {"type": "text", "text": "Let me see. "}
+    assert text == {"type": "text", "text": "Let me see. ", "citations": []}
     assert (weather["type"], weather["name"]) == ("tool_use", "get_weather")
     assert weather["input"] == {"city": "Bern"}
     assert time["input"] == {}

@@ -149,7 +149,7 @@ class WholeMessage:
                 content.append({**use, "input": parsed_arguments(text)})
                 num_calls += 1
             else:
-                content.append({"type": "text", "text": text})
+                content.append({"type": "text", "text": text, "citations": []})
         return content
 
 
@@ -188,7 +188,7 @@ class StreamedMessage:
     def add_text(self, choice_idx: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> None:
         """Queue text."""
         if self._open_block != "text":
-            self._begin_block("text", {"type": "text", "text": ""})
+            self._begin_block("text", {"type": "text", "text": "", "citations": []})
         self._delta({"type": "text_delta", "text": text})
 
     def add_call(self, choice_idx: int, call_idx: int, name: str) -> None:
