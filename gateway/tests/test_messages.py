@@ -193,6 +193,7 @@ async def test_count_tokens_of_what_fits_no_context(fleet: GatewayFleet) -> None
         ({"extra_body": {"no_such_field": 1}}, "no_such_field"),
         ({"extra_body": {"mcp_servers": [{"url": "http://x"}]}}, "mcp_servers"),
         ({"extra_body": {"temperature": 1.5}}, "temperature"),
+        ({"extra_body": {"system": [{"text": "Be kind."}]}}, "system[0].type"),
         ({"stop_sequences": ["", "a"]}, "stop_sequences"),
         ({"extra_headers": {"anthropic-version": "1999-01-01"}}, "anthropic-version"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),

@@ -29,6 +29,15 @@ class TextBlock(Struct, tag_field="type", tag="text", forbid_unknown_fields=True
     citations: Any = None
 
 
+class SystemBlock(Struct, forbid_unknown_fields=True):
+    """A text of the operator. A tag would not be asked for where there is but one kind of block."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+    citations: Any = None
+
+
 # Blocks that no model here reads; their content is not looked at, and never fetched.
 class ImageBlock(Struct, tag_field="type", tag="image"):
     """An image; refused."""
@@ -197,7 +206,7 @@ class CountBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     messages: list[Turn]
-    system: str | list[TextBlock] | None = None
+    system: str | list[SystemBlock] | None = None
     tools: list[ToolBody] | None = None
     tool_choice: AutoChoice | AnyChoice | NamedChoice | NoneChoice | None = None
     thinking: ThinkingDisabled | ThinkingEnabled | ThinkingAdaptive | None = None

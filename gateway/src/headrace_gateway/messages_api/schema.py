@@ -29,6 +29,7 @@ from headrace_gateway.messages_api.bodies import (
     NamedChoice,
     NoneChoice,
     RedactedThinkingBlock,
+    SystemBlock,
     TextBlock,
     ThinkingBlock,
     ThinkingEnabled,
@@ -238,7 +239,7 @@ def _add_sampling(body: ChatBody, asked: MessagesBody) -> None:
     body.temperature, body.top_p, body.top_k = asked.temperature, asked.top_p, asked.top_k
 
 
-def _joined(content: str | Sequence[TextBlock]) -> str:
+def _joined(content: str | Sequence[TextBlock | SystemBlock]) -> str:
     return content if isinstance(content, str) else "\n\n".join(block.text for block in content)
 
 
