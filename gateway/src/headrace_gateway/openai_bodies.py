@@ -114,11 +114,18 @@ class CustomChoice(Struct, tag_field="type", tag="custom"):
     """This custom tool must be called; refused."""
 
 
+class AllowedFunction(Struct, forbid_unknown_fields=True):
+    """One of a selection. A tag would not be asked for where there is but one kind."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
 class AllowedTools(Struct, forbid_unknown_fields=True):
     """A selection of the tools."""
 
     mode: Literal["auto", "required"]
-    tools: list[FunctionChoice]
+    tools: list[AllowedFunction]
 
 
 class AllowedToolsChoice(Struct, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True):

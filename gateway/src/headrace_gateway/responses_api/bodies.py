@@ -117,11 +117,18 @@ class FunctionChoice(Struct, tag_field="type", tag="function", forbid_unknown_fi
     name: str
 
 
+class AllowedFunction(Struct, forbid_unknown_fields=True):
+    """One of a selection. A tag would not be asked for where there is but one kind."""
+
+    type: Literal["function"]
+    name: str
+
+
 class AllowedToolsChoice(Struct, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True):
     """Only these functions may be called."""
 
     mode: Literal["auto", "required"]
-    tools: list[FunctionChoice]
+    tools: list[AllowedFunction]
 
 
 class TextFormat(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):

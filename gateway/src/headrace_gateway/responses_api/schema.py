@@ -269,16 +269,15 @@ def _format(body: ResponsesBody) -> chat_bodies.ResponseFormatBody | None:
 def _choice(body: ResponsesBody) -> Any:  # Any: one of the chat's kinds of choice
     choice = body.tool_choice
     if isinstance(choice, FunctionChoice):
-        return _chosen(choice)
+        return chat_bodies.FunctionChoice(function=chat_bodies.NamedFunction(name=choice.name))
     if isinstance(choice, AllowedToolsChoice):
-        tools = [_chosen(tool) for tool in choice.tools]
+        tools = [
+            chat_bodies.AllowedFunction("function", chat_bodies.NamedFunction(name=tool.name))
+            for tool in choice.tools
+        ]
         allowed = chat_bodies.AllowedTools(mode=choice.mode, tools=tools)
         return chat_bodies.AllowedToolsChoice(allowed_tools=allowed)
     return choice
-
-
-def _chosen(choice: FunctionChoice) -> chat_bodies.FunctionChoice:
-    return chat_bodies.FunctionChoice(function=chat_bodies.NamedFunction(name=choice.name))
 
 
 def echo(asked: Asked) -> Json:
