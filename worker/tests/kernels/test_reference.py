@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -23,6 +25,22 @@ N, S = 24, 4
 
 def randn(seed: int, *size: int) -> torch.Tensor:
     return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
+
+
+FIRST_CALLS = """
+import torch
+sizes, tanh = [], torch.tanh
+torch.tanh = lambda x: (sizes.append(x.numel()), tanh(x))[1]
+import headrace_worker.kernels.dispatch
+print(sizes)
+"""
+
+
+def test_the_first_vector_function_is_called_by_one_thread() -> None:
+    """Of several that call together one may compute with another accuracy, in this call only."""
+    command = [sys.executable, "-c", FIRST_CALLS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("[1]\n", "")
 
 
 def test_rms_norm_divides_by_the_root_mean_square() -> None:

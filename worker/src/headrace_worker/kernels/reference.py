@@ -20,6 +20,11 @@ from headrace_worker.kernels.blocks import (
 from headrace_worker.kernels.plan import AttentionPlan, DecodeGroup, PrefillRow, Scoring
 from headrace_worker.kernels.rounding import Rounding
 
+# MKL's vector functions (tanh, cos, exp and others) set themselves up in the first call to any of
+# them. If several of torch's threads make it together, one may still compute at another accuracy,
+# 3e-5 beside (seen in one process of 1,000). One element is computed by one thread.
+torch.tanh(torch.zeros(1))
+
 
 def dequantised(weight: BlockMatrix) -> torch.Tensor:
     """Return a block matrix as float32 (out, in)."""
