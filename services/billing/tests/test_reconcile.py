@@ -112,16 +112,25 @@ async def test_a_slow_broker_is_not_taken_for_an_empty_log(
     for number in range(30):
         await kafka.send_and_wait("log", b"%d" % number)
     await kafka.stop()
-    seek = AIOKafkaConsumer.seek
+    assign, seek = AIOKafkaConsumer.assign, AIOKafkaConsumer.seek
+    thaws_after_s = [3.0]
+
+    def assign_paused(consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> None:
+        # A consumer fetches from then on, also before it is told where to begin.
+        assign(consumer, partitions)
+        consumer.pause(*partitions)
 
     def seek_in_vain(consumer: AIOKafkaConsumer, partition: TopicPartition, offset: int) -> None:
         own_kafka.freeze()
         # All its threads, before the first fetch.
         time.sleep(0.05)
+        if thaws_after_s:
+            asyncio.get_running_loop().call_later(thaws_after_s.pop(), own_kafka.thaw)
+        consumer.resume(partition)
         seek(consumer, partition, offset)
 
+    monkeypatch.setattr(AIOKafkaConsumer, "assign", assign_paused)
     monkeypatch.setattr(AIOKafkaConsumer, "seek", seek_in_vain)
-    asyncio.get_running_loop().call_later(3, own_kafka.thaw)
     batches = module.KafkaLog(bootstrap, "log").batches()
     assert len([value async for batch in batches for value in batch]) == 30
     monkeypatch.setattr(module, "_MAX_IDLE", 4)
