@@ -80,6 +80,30 @@ def test_completion_chunks() -> None:
     assert second["choices"][0]["logprobs"]["text_offset"] == [2]
 
 
+def test_offsets_count_characters_of_the_text() -> None:
+    """Parts of a character begin where it does, whole and in chunks; the echo's first has none."""
+    pieces = ["é😀".encode()[i : i + 1] for i in range(6)] + [b"!"]
+    tokens = [TokenLogprob(token=piece, logprob=-1) for piece in pieces]
+    choice = ChoiceAnswer("é😀!", "stop", tokens)
+    whole = json.loads(CompletionFormat(HEAD).whole([choice], TokenUsage()))
+    assert whole["choices"][0]["logprobs"]["text_offset"] == [0, 0, 1, 1, 1, 1, 2]
+    form = CompletionFormat(HEAD)
+    chunks = [data(form.delta(0, text, tokens[a:b], b"")) for text, a, b in CUTS]
+    offsets = [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in chunks]
+    assert offsets == [[0], [0, 1, 1], [1, 1, 2]]
+
+
+CUTS = [("", 0, 1), ("é", 1, 4), ("😀!", 4, 7)]
+
+
+def test_parts_that_look_alike_keep_the_best() -> None:
+    """Two halves of characters are one text: the likelier one's value stays."""
+    top = [TokenLogprob(token=bytes([0xC3 + i]), logprob=-1 - i) for i in range(2)]
+    choice = ChoiceAnswer("", "stop", [TokenLogprob(token=b"\xc3", logprob=-1, top=top)])
+    whole = json.loads(CompletionFormat(HEAD).whole([choice], TokenUsage()))
+    assert whole["choices"][0]["logprobs"]["top_logprobs"] == [{"\ufffd": -1.0}]
+
+
 def test_whole_answers() -> None:
     """Both shapes with numbered choices."""
     choices = [ChoiceAnswer("a", "stop"), ChoiceAnswer("b", "length", [LOGPROB])]

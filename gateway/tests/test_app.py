@@ -127,11 +127,12 @@ async def test_no_usage_unless_asked(fleet: GatewayFleet) -> None:
 
 
 async def test_continuous_usage_grows(fleet: GatewayFleet) -> None:
-    """continuous_usage_stats: every chunk with text carries the counts so far."""
+    """continuous_usage_stats: every chunk carries the counts so far, the role's too."""
     _, events = await stream_body(
         fleet, stream_options={"include_usage": True, "continuous_usage_stats": True}
     )
-    counts = [chunk["usage"]["completion_tokens"] for chunk in events[1:-1]]
+    counts = [chunk["usage"]["completion_tokens"] for chunk in events[:-1]]
+    assert len({chunk["usage"]["prompt_tokens"] for chunk in events[:-1]}) == 1
     assert counts == sorted(counts)
     assert counts[0] < counts[-1]
 

@@ -118,6 +118,15 @@ async def test_what_is_not_http_is_told_so_as_json(port: int, sent: bytes) -> No
     assert json.loads(body)["error"]["code"] == "invalid_http"
 
 
+@pytest.mark.parametrize("coding", [b"gzip, chunked", b"gzip\r\ntransfer-encoding: chunked"])
+async def test_a_transfer_coding_that_is_not_known_is_told(port: int, coding: bytes) -> None:
+    """Else the body would be taken for what it is not."""
+    sent = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: %s\r\n\r\n0\r\n\r\n" % coding
+    head, _, body = (await what_comes(port, sent)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 501 ")
+    assert json.loads(body)["error"]["code"] == "unsupported_transfer_coding"
+
+
 @pytest.mark.parametrize("rubbish", [b"rubbish\r\n", b"GET / HTTP/1.1\r\n\r\n"])
 async def test_nothing_is_said_in_the_middle_of_an_answer(rubbish: bytes) -> None:
     """A client that sends rubbish behind its request ends the connection, and no more."""

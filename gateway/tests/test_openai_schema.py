@@ -83,6 +83,7 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{
         ({"priority": 3}, "priority"),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
         ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {"k" * 65: "a"}}, "metadata"),
         ({"zap": 1}, "zap"),
     ],
 )

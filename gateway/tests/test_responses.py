@@ -103,8 +103,9 @@ async def test_nobody_sees_anothers_response(fleet: GatewayFleet) -> None:
         for ask in (rival.responses.retrieve, rival.responses.delete, rival.responses.cancel):
             with pytest.raises(openai.NotFoundError):
                 await ask(made.id)
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(openai.NotFoundError) as caught:
             await rival.responses.create(model=MODEL, input="x", previous_response_id=made.id)
+        assert caught.value.code == "previous_response_not_found"
         loose = await client.responses.create(model=MODEL, input="hi", store=False)
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(loose.id)

@@ -7,6 +7,7 @@ cut an event in readers that split on them (U+2028, U+2029, U+0085) are escaped.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -264,7 +265,7 @@ class CompletionFormat:
 
     def __init__(self, head: AnswerHead, extras: AnswerExtras | None = None) -> None:
         self._head, self._extras = head, extras or AnswerExtras()
-        self._offsets: dict[int, int] = {}
+        self._places: dict[int, _TextPlace] = {}
 
     @cached_property
     def _before(self) -> bytes:
@@ -278,11 +279,10 @@ class CompletionFormat:
         self, choice_idx: int, text: str, logprobs: Sequence[TokenLogprob] | None, usage: bytes
     ) -> bytes:
         """Return a chunk with text."""
-        encoded, is_first = b"null", choice_idx not in self._offsets
-        offset = self._offsets.setdefault(choice_idx, 0)
+        encoded, is_first = b"null", choice_idx not in self._places
+        place = self._places.setdefault(choice_idx, _TextPlace())
         if shown := self._extras.shown_logprobs(logprobs):
-            encoded = orjson.dumps(self._logprobs(shown, offset))
-            self._offsets[choice_idx] += _num_chars(shown)
+            encoded = orjson.dumps(self._logprobs(shown, place))
         more = self._extras.of_output(logprobs if text or not self._extras.shown.echo else None)
         if is_first:
             more = {**self._extras.of_prompt(choice_idx), **more}
@@ -317,9 +317,11 @@ class CompletionFormat:
             usage,
         )
 
-    def _logprobs(self, logprobs: Sequence[TokenLogprob], offset: int = 0) -> Json:
-        said = _text_logprobs(logprobs, offset)
-        if offset == 0 and self._extras.shown.echo:
+    def _logprobs(self, logprobs: Sequence[TokenLogprob], place: _TextPlace | None = None) -> Json:
+        place = place or _TextPlace()
+        begins = place.is_begin
+        said = _text_logprobs(logprobs, place)
+        if begins and self._extras.shown.echo:
             # Nothing comes before the first token of a prompt.
             said["token_logprobs"][0] = said["top_logprobs"][0] = None
         return said
@@ -366,20 +368,35 @@ def chat_logprobs(logprobs: Sequence[TokenLogprob]) -> Json:
     return {"content": content, "refusal": None}
 
 
-def _text_logprobs(logprobs: Sequence[TokenLogprob], offset: int) -> Json:
-    offsets = []
-    for token in logprobs:
-        offsets.append(offset)
-        offset += len(token_text(token))
+class _TextPlace:
+    """Where the tokens of a choice begin in its text, over all its chunks."""
+
+    def __init__(self) -> None:
+        self.is_begin = True
+        self._num_chars = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def pass_token(self, token: bytes) -> int:
+        """Return the index of the character that *token* begins with, or in."""
+        begin = self._num_chars
+        self.is_begin = False
+        self._num_chars += len(self._decoder.decode(token))
+        return begin
+
+
+def _text_logprobs(logprobs: Sequence[TokenLogprob], place: _TextPlace) -> Json:
     return {
         "tokens": [token_text(token) for token in logprobs],
         "token_logprobs": [token.logprob for token in logprobs],
-        "top_logprobs": [
-            {token_text(other): other.logprob for other in token.top} for token in logprobs
-        ],
-        "text_offset": offsets,
+        "top_logprobs": [_best_by_text(token.top) for token in logprobs],
+        "text_offset": [place.pass_token(token.token) for token in logprobs],
     }
 
 
-def _num_chars(logprobs: Sequence[TokenLogprob]) -> int:
-    return sum(len(token_text(token)) for token in logprobs)
+def _best_by_text(tokens: Sequence[TokenLogprob]) -> Json:
+    """Return log probabilities by text; of parts of characters, that look alike, the best one."""
+    best: Json = {}
+    for token in tokens:
+        text = token_text(token)
+        best[text] = max(token.logprob, best.get(text, token.logprob))
+    return best

@@ -50,6 +50,11 @@ _HEAD_TOO_LARGE = _last_words(
     b"431 Request Header Fields Too Large", "The request's head is too large.", "head_too_large"
 )
 _NOT_HTTP = _last_words(b"400 Bad Request", "This is not valid HTTP/1.1.", "invalid_http")
+_NO_CODING = _last_words(
+    b"501 Not Implemented",
+    "The only transfer coding that is understood is chunked.",
+    "unsupported_transfer_coding",
+)
 _NO_HOST = _last_words(
     b"400 Bad Request", "A request names its host once: send one valid Host header.", "invalid_host"
 )
@@ -206,6 +211,7 @@ class _Protocol(HttpToolsProtocol):
         self._is_in_head = False
         self._head_due_s = math.inf
         self._check_host()
+        self._check_coding()
         super().on_headers_complete()
         self.scope[CONNECTION_EXTENSION] = self, _Reply(self.cycle)  # type: ignore[literal-required]
 
@@ -235,6 +241,13 @@ class _Protocol(HttpToolsProtocol):
         if not is_old and (len(hosts) != 1 or _HOST.fullmatch(hosts[0]) is None):
             self._complaint = _NO_HOST
             raise ValueError("no host, or several, or one that is none")
+
+    def _check_coding(self) -> None:
+        """Raise at a body that would be read without being decoded (RFC 9112, 6.1)."""
+        codings = [value for name, value in self.headers if name == b"transfer-encoding"]
+        if codings and [value.strip().lower() for value in codings] != [b"chunked"]:
+            self._complaint = _NO_CODING
+            raise ValueError("a transfer coding that is not known")
 
     def _pass_over_upgrade(self, rest: bytes) -> None:
         lengths = [

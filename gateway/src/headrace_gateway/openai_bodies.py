@@ -15,6 +15,9 @@ _UINT32 = 2**32
 Positive = Annotated[int, Meta(ge=1, lt=_UINT32)]
 Token = Annotated[int, Meta(ge=0, lt=_UINT32)]
 Text = Annotated[str, Meta(max_length=512)]
+_Name = Annotated[str, Meta(max_length=64)]
+# OpenAI's bounds.
+Labels = Annotated[dict[_Name, Text], Meta(max_length=16)]
 
 
 class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -200,7 +203,7 @@ class CommonBody(Struct, kw_only=True, forbid_unknown_fields=True):
     stream: bool | None = None
     stream_options: StreamOptionsBody | None = None
     user: Text | None = None
-    metadata: Annotated[dict[str, Text], Meta(max_length=16)] | None = None
+    metadata: Labels | None = None
     service_tier: Literal["auto", "default", "flex", "priority", "scale", "fast"] | None = None
     # vLLM's number; only 0, the usual place in the queue. Others: see service_tier.
     priority: int | None = None

@@ -57,7 +57,7 @@ class StreamedAnswer(EventWriter):
         """Send the status line and the openings."""
         for choice_idx in range(num_choices):
             if opening := self._form.opening(choice_idx):
-                self.put(opening[:-3] + self._no_usage + opening[-3:])
+                self.put(opening[:-3] + self._usage_part() + opening[-3:])
         await self.flush()
 
     def add_text(self, choice_idx: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> None:

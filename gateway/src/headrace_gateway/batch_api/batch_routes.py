@@ -17,7 +17,7 @@ from headrace_gateway.batch_api.runner import BatchRunner
 from headrace_gateway.batch_api.stored_batches import StoredBatches
 from headrace_gateway.batch_api.stored_files import MAX_TTL_S, MIN_TTL_S, StoredFiles
 from headrace_gateway.json_body import decode
-from headrace_gateway.openai_bodies import Text
+from headrace_gateway.openai_bodies import Labels, Text
 from headrace_gateway.state.owner_of import owner_of
 from headrace_gateway.state.store import Owner, StateStore
 from headrace_gateway.visit import Caller
@@ -42,7 +42,7 @@ class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
     input_file_id: Text
     endpoint: str
     completion_window: Literal["24h"]
-    metadata: Annotated[dict[Text, Text], Meta(max_length=16)] | None = None
+    metadata: Labels | None = None
     output_expires_after: OutputExpiry | None = None
 
 

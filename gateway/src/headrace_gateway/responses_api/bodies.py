@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from headrace_gateway.openai_bodies import FunctionName, Positive, Text
+from headrace_gateway.openai_bodies import FunctionName, Labels, Positive, Text
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -203,7 +203,7 @@ class ResponsesBody(InputTokensBody, kw_only=True, forbid_unknown_fields=True):
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     include: list[str] | None = None
-    metadata: Annotated[dict[Text, Text], Meta(max_length=16)] | None = None
+    metadata: Labels | None = None
     user: Text | None = None
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None

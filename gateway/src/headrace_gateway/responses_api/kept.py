@@ -22,6 +22,13 @@ _MAX_BYTES = 16 * 2**20
 _INTERRUPTED = {"code": "server_error", "message": "The server stopped before this was finished."}
 
 
+class PreviousResponseNotFound(NotFound):
+    """The response to go on from is not kept, or not the caller's."""
+
+    reason = "PREVIOUS_RESPONSE_NOT_FOUND"
+    public_code = "previous_response_not_found"
+
+
 @dataclass(frozen=True, slots=True)
 class Kept:
     """A response as it is kept."""
@@ -175,7 +182,9 @@ def _chain(connection: Connection, owner: Owner, response_id: str) -> list[Kept]
     while response_id:
         row = _row(connection, owner, response_id)
         if row is None:
-            raise NotFound(f"Previous response {response_id[:100]!r} not found.", param=param)
+            raise PreviousResponseNotFound(
+                f"Previous response {response_id[:100]!r} not found.", param=param
+            )
         size_bytes += len(row["body"]) + len(row["input_items"])
         if len(chain) >= _MAX_LINKS or size_bytes > _MAX_BYTES:
             raise InvalidRequest("The conversation is too long.", param=param)
