@@ -83,3 +83,12 @@ def _ranked(token: TokenLogprob) -> Json:
 def token_text(token: TokenLogprob) -> str:
     """Return a token as text; a part of a character as U+FFFD."""
     return token.token.decode("utf-8", "replace")
+
+
+def best_by_text(tokens: Sequence[TokenLogprob]) -> Json:
+    """Return log probabilities by text; of parts of characters, that look alike, the best one."""
+    best: Json = {}
+    for token in tokens:
+        text = token_text(token)
+        best[text] = max(token.logprob, best.get(text, token.logprob))
+    return best

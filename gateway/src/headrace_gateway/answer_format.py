@@ -17,7 +17,13 @@ import orjson
 
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1.worker_pb2 import TokenLogprob
-from headrace_gateway.answer_extras import AnswerExtras, Json, more_fields, token_text
+from headrace_gateway.answer_extras import (
+    AnswerExtras,
+    Json,
+    best_by_text,
+    more_fields,
+    token_text,
+)
 from headrace_gateway.pricing import cached_tokens
 from headrace_gateway.tool_calls import call_id
 
@@ -388,15 +394,6 @@ def _text_logprobs(logprobs: Sequence[TokenLogprob], place: _TextPlace) -> Json:
     return {
         "tokens": [token_text(token) for token in logprobs],
         "token_logprobs": [token.logprob for token in logprobs],
-        "top_logprobs": [_best_by_text(token.top) for token in logprobs],
+        "top_logprobs": [best_by_text(token.top) for token in logprobs],
         "text_offset": [place.pass_token(token.token) for token in logprobs],
     }
-
-
-def _best_by_text(tokens: Sequence[TokenLogprob]) -> Json:
-    """Return log probabilities by text; of parts of characters, that look alike, the best one."""
-    best: Json = {}
-    for token in tokens:
-        text = token_text(token)
-        best[text] = max(token.logprob, best.get(text, token.logprob))
-    return best

@@ -15,7 +15,6 @@ import httpx
 from headrace_common.errors import (
     ContextTooLong,
     HeadraceError,
-    Internal,
     InvalidRequest,
     ModelNotFound,
     QueueFull,
@@ -220,15 +219,15 @@ def read_refusal(status: int, body: bytes, retry_after_s: float | None) -> Headr
         return Unavailable("The engine behind this model refuses us.", retry_after_s=30.0)
     if status == 404:
         return ModelNotFound("The engine behind this model does not know it.", param="model")
-    if status >= 500:
-        return Unavailable("The engine behind this model failed.", retry_after_s=1.0)
     if status in (400, 413, 422):
         is_of_context = any(words in message.lower() for words in _CONTEXT_WORDS)
         if code == "context_length_exceeded" or is_of_context:
             return ContextTooLong(message, param=param)
         return InvalidRequest(message, param=param)
-    _log.error("the upstream answers with status %d", status)
-    return Internal()
+    if status < 500:
+        # A redirect, an intruder on its port: not what the client asked for is wrong.
+        _log.error("the upstream answers with status %d", status)
+    return Unavailable("The engine behind this model failed.", retry_after_s=1.0)
 
 
 def _told(body: bytes) -> tuple[str, str | None, str]:
