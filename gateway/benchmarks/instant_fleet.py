@@ -40,7 +40,15 @@ WHOLE_TEXT = "The quick brown fox jumps over the lazy dog. " * 3
 WHOLE_TOKENS = 33
 WORDS = (" the", " quick", " brown", " fox", " jumps", " over", " lazy", " dogs")
 REPLICA = ReplicaRef(worker_id="instant-1", incarnation=1)
-_DIMENSIONS = (1, 2, 3, 5, 6, 7)
+_PLENTY = 10**9
+_LIMITS = ratelimit_pb2.Limits(
+    requests_per_minute=_PLENTY,
+    input_tokens_per_minute=_PLENTY,
+    output_tokens_per_minute=_PLENTY,
+    requests_per_day=_PLENTY,
+    max_concurrent=_PLENTY,
+    tokens_per_minute=_PLENTY,
+)
 
 
 class Worker:
@@ -218,11 +226,11 @@ class Fleet:
         self.worker = Worker()
         self.address = ""
         self._tokenizer = byte_tokenizer.tokenizer_json()
-        states = [
-            ratelimit_pb2.DimensionState(level=1, dimension=it, limit=10**9, remaining=10**9)
-            for it in _DIMENSIONS
-        ]
-        self._admitted = ratelimit_pb2.AdmitResponse(outcome=1, states=states)
+        # As the rate limiter answers a brief request: numbers, in the order of the key's limits.
+        num_limits = len(_LIMITS.ListFields())
+        self._admitted = ratelimit_pb2.AdmitResponse(
+            outcome=1, remaining=[_PLENTY] * num_limits, reset_us=[0] * num_limits
+        )
         clean = guard_pb2.CheckInputResponse(verdict=_CLEAN).SerializeToString()
         self._decision = b""
         self.handlers: dict[str, Callable[[Stream, int, bytes], None]] = {
@@ -322,7 +330,7 @@ async def _main(fail_open: bool) -> None:
     front = RpcFront(lambda: Stream(fleet).socket, "unix-abstract:nobody", 0)
     fleet.address = f"127.0.0.1:{await front.listen('127.0.0.1', 0)}"
     billing = FakeBilling(beat_s=1.0)
-    api_key, _key = billing.create_key(guard_fail_open=fail_open)
+    api_key, _key = billing.create_key(limits=_LIMITS, guard_fail_open=fail_open)
     async with FakeBillingServer(billing) as books:
         where = {
             "fleet": fleet.address,
