@@ -11,10 +11,11 @@ from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Limits as KeyLimits
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Scope
 from headrace_contracts.worker.v1.worker_pb2 import ModelCard, Sampling
 from headrace_gateway.api_request import ApiRequest, Endpoint, Limits, Prompt, StreamOptions
+from headrace_gateway.model_directory import ServedCard
 from headrace_gateway.principal import Principal
 from headrace_gateway.prompt_sizes import check_ids, default_max_tokens, output_bound
 
-CARD = ModelCard(context_tokens=100, vocab_size=50)
+CARD = ServedCard.of(ModelCard(context_tokens=100, vocab_size=50))
 
 
 def request(

@@ -92,8 +92,7 @@ class Intake:
 def flow_over(limiter: Limiter) -> tuple[RequestFlow, Admission]:
     metrics, clock = GatewayMetrics(CollectorRegistry()), SystemClock()
     admission = Admission(limiter, metrics)
-    recipe = SimpleNamespace(block_size_tokens=16)
-    card = SimpleNamespace(model="m", takes_text=False, recipe=recipe)
+    card = SimpleNamespace(model="m", takes_text=False, block_size_tokens=16)
     model = SimpleNamespace(encoder=None, card=card)
     unused = cast(Any, None)
     flow = RequestFlow(

@@ -411,7 +411,8 @@ class _Reading:
         for delta in event.deltas:
             if ids := delta.token_ids:
                 has_tokens = True
-                job.tokens.setdefault(delta.choice_idx, []).extend(ids)
+                # As a list at once: to step through protobuf's costs more for a single one even.
+                job.tokens.setdefault(delta.choice_idx, []).extend(ids[:])
                 job.num_output += len(ids)
             if delta.finish_reason:
                 is_edge = True

@@ -72,7 +72,9 @@ class PendingVerdict:
             raise _blocked(answer.verdict, self._parts)
         if action in (pb.ACTION_UNAVAILABLE, pb.ACTION_UNSPECIFIED):
             self._pass_or_raise(None)
-        return dict(answer.redacted_parts)
+        # Mostly empty, and to copy one of protobuf's takes some Python all the same.
+        redacted = answer.redacted_parts
+        return dict(redacted) if redacted else {}
 
     def cancel(self) -> None:
         """Nobody wants the answer any more; nothing happens if it is there."""

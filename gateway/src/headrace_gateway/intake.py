@@ -102,16 +102,14 @@ class Intake:
     def _encode(
         self, request: ApiRequest, model: ServedModel, principal: Principal
     ) -> list[EncodedPrompt]:
-        recipe = model.card.recipe
-        key = blocks.chain_key(recipe.model_fingerprint, "", principal.cache_salt)
+        card = model.card
+        key = blocks.chain_key(card.hash_fingerprint, "", principal.cache_salt)
         encoded = []
         for ids in _all_ids(request, model.encoder, principal.cache_salt):
             num_choices = request.n * max(1, len(request.prompts))
             default = default_max_tokens(principal, self._default_max_tokens, num_choices, len(ids))
-            bound = output_bound(request, len(ids), model.card, default)
-            hashes = self._chains.chain(
-                key, ids.packed, recipe.block_size_tokens or blocks.BLOCK_SIZE_TOKENS
-            )
+            bound = output_bound(request, len(ids), card, default)
+            hashes = self._chains.chain(key, ids.packed, card.block_size_tokens)
             encoded.append(EncodedPrompt(ids, hashes, bound))
         return encoded
 
@@ -177,7 +175,7 @@ def make_jobs(
             request_id=told_id,
             model=model.card.model,
             block_hashes=prompt.block_hashes,
-            block_size_tokens=model.card.recipe.block_size_tokens or blocks.BLOCK_SIZE_TOKENS,
+            block_size_tokens=model.card.block_size_tokens,
             prompt_tokens=len(prompt.token_ids),
             expected_output_tokens=prompt.max_tokens * request.n,
             priority=priority,

@@ -19,8 +19,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from headrace_common.errors import (
     ClientGone,
@@ -33,12 +35,14 @@ from headrace_common.errors import (
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.limits.limiter import Mode
 from headrace_common.limits.local_share import LocalShare
-from headrace_common.limits.plans import Plan, Plans, amounts_of
+from headrace_common.limits.plans import Plans, amounts_of
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 from headrace_gateway.admission import RateLimiter
 from headrace_gateway.metrics import GatewayMetrics
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _PROBE_EVERY_S = 0.1
 # A peek at nobody's limits: answered by whatever answers at all.
@@ -83,9 +87,9 @@ class OutageProofLimiter:
         Raises:
             Internal: the limiter objects to what it was sent.
         """
-        plan = self._plan(request)
+        charges = _checked(self._plans.charges, request)
         if not self._is_up:
-            return self._decide_here(plan, request)
+            return self._decide_here(request)
         try:
             answer = await self._limiter.admit(request)
         except InvalidRequest as error:
@@ -93,15 +97,17 @@ class OutageProofLimiter:
             raise Internal from error
         except HeadraceError as error:
             self._note_failure(error)
-            answer = self._decide_here(plan, request)
-            if answer.outcome != pb.AdmitResponse.OUTCOME_ADMITTED and plan.mode is Mode.NORMAL:
+            answer = self._decide_here(request)
+            is_charge = not (request.peek or request.restore)
+            if is_charge and answer.outcome != pb.AdmitResponse.OUTCOME_ADMITTED:
                 # It may have been charged all the same, and nobody will run it.
                 self._owe(_Owed(_nothing_used(request), None))
             return answer
-        if plan.mode is Mode.NORMAL and not answer.degraded:
-            self._local.note(plan, answer.remaining or [it.remaining for it in answer.states])
-        elif plan.mode is Mode.RESTORE:
+        if request.restore:
             self._told(request)
+        elif not (request.peek or answer.degraded):
+            left = answer.remaining or [it.remaining for it in answer.states]
+            self._local.note(request.tenant_id, charges, left)
         return answer
 
     async def settle(self, request: pb.SettleRequest) -> pb.SettleResponse:
@@ -125,12 +131,13 @@ class OutageProofLimiter:
 
         None: it is not so, and nothing was done.
         """
-        if not self._is_up or (request.tenant_id, request.lease_id) in self._untold:
+        tenant_id, lease_id = request.tenant_id, request.lease_id
+        if not self._is_up or (tenant_id, lease_id) in self._untold:
             return None
         answer = self._limiter.settle_soon(request)
         if answer is not None:
-            if self._local.owns(request.tenant_id, request.lease_id):
-                self._local.settle(request.tenant_id, request.lease_id, amounts_of(request.actual))
+            if self._local.owns(tenant_id, lease_id):
+                self._local.settle(tenant_id, lease_id, amounts_of(request.actual))
             answer.add_done_callback(partial(self._note_settled, request))
         return answer
 
@@ -150,14 +157,8 @@ class OutageProofLimiter:
         if self._owed:
             _log.warning("%d settlements never reached the rate limiter", len(self._owed))
 
-    def _plan(self, request: pb.AdmitRequest) -> Plan:
-        try:
-            return self._plans.of(request)
-        except InvalidRequest as error:
-            _log.exception("a request cannot be put to the rate limiter")
-            raise Internal from error
-
-    def _decide_here(self, plan: Plan, request: pb.AdmitRequest) -> pb.AdmitResponse:
+    def _decide_here(self, request: pb.AdmitRequest) -> pb.AdmitResponse:
+        plan = _checked(self._plans.of, request)
         answer = self._local.admit(plan)
         is_admitted = answer.outcome == pb.AdmitResponse.OUTCOME_ADMITTED
         if is_admitted and plan.mode is not Mode.PEEK:
@@ -240,6 +241,14 @@ class OutageProofLimiter:
         self._is_up = True
         self._metrics.limiter_away.set(0)
         _log.warning("the rate limiter answers again")
+
+
+def _checked(check: Callable[[pb.AdmitRequest], T], request: pb.AdmitRequest) -> T:
+    try:
+        return check(request)
+    except InvalidRequest as error:
+        _log.exception("a request cannot be put to the rate limiter")
+        raise Internal from error
 
 
 def _nothing_used(request: pb.AdmitRequest) -> pb.SettleRequest:

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from headrace_common.blocks import BLOCK_SIZE_TOKENS
 from headrace_common.errors import HeadraceError, ModelNotFound, NoReplica, Unavailable
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_contracts.router.v1.router_pb2 import Replica, ReplicaList
@@ -53,11 +54,38 @@ class TokenizerSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ServedCard:
+    """What requests read of a `worker.v1.ModelCard`, in values that cost nothing to read."""
+
+    model: str
+    fingerprint: str
+    takes_text: bool
+    vocab_size: int
+    context_tokens: int
+    # Of the recipe for block hashes.
+    hash_fingerprint: str
+    block_size_tokens: int
+
+    @classmethod
+    def of(cls, told: ModelCard) -> ServedCard:
+        """Take what a worker told."""
+        return cls(
+            model=told.model,
+            fingerprint=told.fingerprint,
+            takes_text=told.takes_text,
+            vocab_size=told.vocab_size,
+            context_tokens=told.context_tokens,
+            hash_fingerprint=told.recipe.model_fingerprint,
+            block_size_tokens=told.recipe.block_size_tokens or BLOCK_SIZE_TOKENS,
+        )
+
+
 @dataclass(frozen=True)
 class ServedModel:
     """A model with what is needed to make prompts for it."""
 
-    card: ModelCard
+    card: ServedCard
     encoder: PromptEncoder | TextEncoder
 
 
@@ -139,7 +167,7 @@ class ModelDirectory:
         encoder = self._encoder(card)
         if encoder is None:
             raise Unavailable("The model is being loaded.", retry_after_s=1.0)
-        served = self._served[model] = ServedModel(card, encoder)
+        served = self._served[model] = ServedModel(ServedCard.of(card), encoder)
         return served
 
     def least_loaded(self, model: str, excluded: Iterable[ReplicaRef]) -> Replica:

@@ -7,7 +7,7 @@ comparison. All amounts are whole nano-USD.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 from headrace_common.clock import Clock
@@ -18,7 +18,6 @@ from headrace_gateway.api_request import ApiRequest, ServiceTier
 
 # The table's row for models without one of their own.
 _ANY_MODEL = "default"
-_FREE = Price()
 _STANDARD = int(usage_pb2.PRICE_TIER_STANDARD)
 # flex waits for gaps in the traffic, as batches do.
 _TIERS = {
@@ -26,6 +25,34 @@ _TIERS = {
     ServiceTier.FLEX: usage_pb2.PRICE_TIER_BATCH,
     ServiceTier.PRIORITY: usage_pb2.PRICE_TIER_PRIORITY,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A `billing.v1.Price`, in values that cost nothing to read; its contract says the rest."""
+
+    model: str = ""
+    tier: int = 0
+    effective_from_unix_s: int = 0
+    effective_to_unix_s: int = 0
+    input_nano_usd: int = 0
+    cached_input_nano_usd: int = 0
+    cache_write_nano_usd: int = 0
+    output_nano_usd: int = 0
+    version: int = 0
+    from_prompt_tokens: int = 0
+    window_from_minute: int = 0
+    window_to_minute: int = 0
+    window_weekdays: int = 0
+    withdrawn: bool = False
+
+    @classmethod
+    def of(cls, told: Price) -> Row:
+        """Take what billing told."""
+        return cls(**{field.name: getattr(told, field.name) for field in fields(cls)})
+
+
+_FREE = Row()
 
 
 class PriceBook:
@@ -37,7 +64,7 @@ class PriceBook:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._rows: dict[tuple[str, int], list[Price]] = {}
+        self._rows: dict[tuple[str, int], list[Row]] = {}
         # What was found in this second: which rows are in effect changes at whole seconds only.
         self._found: dict[tuple[str, int], Rates] = {}
         self._found_unix_s = 0
@@ -52,7 +79,7 @@ class PriceBook:
         """Take a newer table."""
         self.version = table.version
         self._rows, self._found = {}, {}
-        for row in _newest_first(table.prices):
+        for row in _newest_first(map(Row.of, table.prices)):
             self._rows.setdefault((row.model, row.tier or _STANDARD), []).append(row)
 
     def find(self, model: str, tier: int = _STANDARD) -> Rates:
@@ -73,7 +100,7 @@ class PriceBook:
         levels = []
         for name in (model, _ANY_MODEL):
             for wanted in dict.fromkeys((tier, _STANDARD)):
-                places = dict[tuple[int, _Window], Price]()
+                places = dict[tuple[int, _Window], Row]()
                 for row in self._rows.get((name, wanted), ()):
                     if _in_effect(row, now):
                         # Newest first, so the first of a place stays.
@@ -89,9 +116,9 @@ _Window: TypeAlias = tuple[int, int, int]
 class Rates:
     """The rows that may price one request, by level: the first level that has one says it."""
 
-    levels: tuple[tuple[Price, ...], ...] = ()
+    levels: tuple[tuple[Row, ...], ...] = ()
 
-    def of(self, prompt_tokens: int) -> Price | None:
+    def of(self, prompt_tokens: int) -> Row | None:
         """Return the row for a prompt of so many tokens, None if no row covers it."""
         for level in self.levels:
             if len(level) == 1 and not level[0].from_prompt_tokens:
@@ -101,7 +128,7 @@ class Rates:
                 return max(rows, key=_rank)
         return None
 
-    def up_to(self, prompt_tokens: int) -> Sequence[Price]:
+    def up_to(self, prompt_tokens: int) -> Sequence[Row]:
         """Return every row that could price a prompt of at most so many tokens."""
         return [
             row for level in self.levels for row in level if row.from_prompt_tokens <= prompt_tokens
@@ -113,15 +140,15 @@ def price_tier(request: ApiRequest) -> usage_pb2.PriceTier.ValueType:
     return _TIERS[request.service_tier]
 
 
-def _rank(row: Price) -> tuple[int, bool, int]:
+def _rank(row: Row) -> tuple[int, bool, int]:
     return (row.from_prompt_tokens, any(_window(row)), row.version)
 
 
-def _window(row: Price) -> _Window:
+def _window(row: Row) -> _Window:
     return (row.window_from_minute, row.window_to_minute, row.window_weekdays)
 
 
-def _in_effect(row: Price, now: int) -> bool:
+def _in_effect(row: Row, now: int) -> bool:
     if now < row.effective_from_unix_s or 0 < row.effective_to_unix_s <= now:
         return False
     # Day 0 of Unix time was a Thursday; bit 0 is Monday.
@@ -146,7 +173,7 @@ def hold_nano_usd(rates: Rates, prompt_tokens: int, output_tokens: int) -> int:
     return most
 
 
-def _reachable(rates: Rates, prompt_tokens: int) -> Sequence[Price]:
+def _reachable(rates: Rates, prompt_tokens: int) -> Sequence[Row]:
     # A request may end with fewer prompt tokens counted than it was admitted with.
     if len(rates.levels) == 1 and len(rates.levels[0]) == 1:
         return rates.up_to(prompt_tokens)
@@ -172,5 +199,5 @@ def amount_nano_usd(rates: Rates, usage: TokenUsage) -> int:
     )
 
 
-def _newest_first(rows: Iterable[Price]) -> list[Price]:
+def _newest_first(rows: Iterable[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: row.version, reverse=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from headrace_common.errors import ContextTooLong, InvalidRequest
-from headrace_contracts.worker.v1.worker_pb2 import ModelCard
 from headrace_gateway.api_request import ApiRequest
+from headrace_gateway.model_directory import ServedCard
 from headrace_gateway.principal import Principal
 
 
-def check_ids(request: ApiRequest, card: ModelCard) -> None:
+def check_ids(request: ApiRequest, card: ServedCard) -> None:
     """Refuse token ids that the model does not have.
 
     Raises:
@@ -35,7 +35,7 @@ def check_ids(request: ApiRequest, card: ModelCard) -> None:
 
 
 def output_bound(
-    request: ApiRequest, prompt_tokens: int, card: ModelCard, default_max_tokens: int
+    request: ApiRequest, prompt_tokens: int, card: ServedCard, default_max_tokens: int
 ) -> int:
     """Return the most output tokens per choice for a prompt of this length.
 

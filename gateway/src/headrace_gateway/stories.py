@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import orjson
 from sqlalchemy import Connection, select
@@ -34,8 +34,7 @@ _MAX_FLUSHED = 125
 _MAX_REMEMBERED = 5_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
+class _Facts(NamedTuple):
     """One request that is over."""
 
     tenant_id: str

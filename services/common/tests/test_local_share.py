@@ -61,7 +61,7 @@ def test_no_more_is_lent_than_was_left_when_redis_last_said_so(clock: FakeClock)
     """An exhausted budget stays exhausted in an outage."""
     local = LocalShare(1, 0.5, clock)
     it = plan(cost=10, month_budget_nano_usd=1000)
-    local.note(it, [5])
+    local.note(it.tenant_id, it.charges, [5])
     assert local.admit(it).outcome == DENIED
 
 

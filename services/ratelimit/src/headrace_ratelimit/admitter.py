@@ -145,7 +145,7 @@ class Admitter:
             self._local.forget(plan.tenant_id, plan.lease_id)
         if plan.mode is not Mode.PEEK:
             left = answer.remaining if plan.brief else [it.remaining for it in answer.states]
-            self._local.note(plan, left)
+            self._local.note(plan.tenant_id, plan.charges, left)
             if self._rebuilder is not None:
                 self._rebuilder.note(plan)
         return answer

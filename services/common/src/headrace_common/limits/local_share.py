@@ -15,7 +15,7 @@ from dataclasses import replace
 from headrace_common.clock import Clock, unix_us
 from headrace_common.limits.limiter import Amounts, Charge, Kind, Mode
 from headrace_common.limits.memory_limiter import MemoryLimiter
-from headrace_common.limits.plans import Plan, answer_of
+from headrace_common.limits.plans import ChargeSet, Plan, answer_of
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 
 # (kind, scope) of each budget that a lease granted here is booked to.
@@ -81,20 +81,20 @@ class LocalShare:
         """Whether the lease was granted here and not settled yet."""
         return (tenant_id, lease_id) in self._leases
 
-    def note(self, plan: Plan, remaining: Sequence[int]) -> None:
+    def note(self, tenant_id: str, charges: ChargeSet, remaining: Sequence[int]) -> None:
         """Remember what is left of the budgets, by who knows; that word ends an outage.
 
         Args:
-            plan: whose.
-            remaining: of each charge of the plan, in its order.
+            tenant_id: whose.
+            charges: what was asked about.
+            remaining: of each charge, in its order.
         """
         if self._tenants:
-            self._tenants.pop(plan.tenant_id, None)
-        charges = plan.charges
+            self._tenants.pop(tenant_id, None)
         for idx in charges.budgets:
             allowance = self._allowance(charges.rows[idx][2])
             if remaining[idx] < allowance or self._left:
-                self._note_budget((plan.tenant_id, charges.names[idx]), remaining[idx], allowance)
+                self._note_budget((tenant_id, charges.names[idx]), remaining[idx], allowance)
 
     def forget(self, tenant_id: str, lease_id: str) -> None:
         """A lease granted here is known on the other side now."""

@@ -163,13 +163,14 @@ class Plans:
             request.lease_id,
             request.lease_ms * 1000,
             request.prepaid,
-            self._set_of(request),
+            self.charges(request),
             amounts_of(request.reserve),
             mode,
             request.brief,
         )
 
-    def _set_of(self, request: pb.AdmitRequest) -> ChargeSet:
+    def charges(self, request: pb.AdmitRequest) -> ChargeSet:
+        """List the charges of a request; raises as `of` does."""
         scopes = [scope.SerializeToString() for scope in request.scopes]
         key: tuple[str | bytes, ...] = (request.tenant_id, *scopes)
         known = self._sets.get(key)
