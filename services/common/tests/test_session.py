@@ -343,6 +343,25 @@ async def test_only_the_first_callers_wait_for_a_peer_that_does_not_answer(monke
     await server.stop(0)
 
 
+async def test_a_peer_that_was_silent_serves_the_first_call_after_its_return(monkeypatch) -> None:
+    """Nobody has to be refused to find out that it is back."""
+    monkeypatch.setattr(session, "_CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(session, "_UNREACHABLE_S", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        client = SessionClient(address)
+        with pytest.raises(ReplicaLost):
+            await client.unary(UNARY, ask("echo:x"), timeout_s=30)
+        # More than one try runs into the timeout.
+        await asyncio.sleep(0.5)
+    server = RpcServer(address, [(GUARD, EchoGuard())])
+    await server.start()
+    await eventually(lambda: client._stream is not None)
+    assert (await client.unary(UNARY, ask("echo:y"), timeout_s=30)).verdict.reason == "y"
+    await client.close()
+    await server.stop(0)
+
+
 @pytest.mark.parametrize("scheme", ["", "grpc://"])
 async def test_a_frozen_peer_costs_its_clients_patience_once(peer, scheme) -> None:
     """Far less than the silence that ends a connection; thawed, it serves as before."""

@@ -450,9 +450,10 @@ class SessionClient:
         # The try to connect that is under way. All who want to call wait for the same one.
         self._trying: asyncio.Task[_ClientStream] | None = None
         self._unreachable_until_s = 0.0
-        # The last try got no answer in time (a frozen peer, a cut network): tries go on, and nobody
-        # waits for one before one succeeded.
+        # The last try got no answer in time (a frozen peer, a cut network): tries go on, whether or
+        # not anybody calls, and nobody waits for one before one succeeded.
         self._is_silent = False
+        self._next_try: asyncio.TimerHandle | None = None
 
     async def start(
         self,
@@ -523,6 +524,8 @@ class SessionClient:
 
     async def close(self) -> None:
         """End all calls and the connection."""
+        if self._next_try is not None:
+            self._next_try.cancel()
         await cancel_and_wait(self._trying)
         if self._stream is not None:
             await self._stream.close()
@@ -534,12 +537,9 @@ class SessionClient:
             raise ReplicaLost(f"The peer at {self.address} cannot be reached.")
         if self._stream is not None and self._stream.is_silent:
             self._is_silent = True
-        if self._trying is None:
-            self._trying = asyncio.create_task(self._connect())
-            self._trying.add_done_callback(self._tried)
+        trying = self._try()
         if self._is_silent:
             raise ReplicaLost(f"The peer at {self.address} does not answer.")
-        trying = self._trying
         await asyncio.wait({trying}, timeout=within_s)
         if not trying.done():
             raise Deadline(f"The peer at {self.address} took too long to connect.")
@@ -547,11 +547,17 @@ class SessionClient:
             raise ReplicaLost("The connection was closed.")
         return trying.result()
 
+    def _try(self) -> asyncio.Task[_ClientStream]:
+        if self._trying is None:
+            self._trying = asyncio.create_task(self._connect())
+            self._trying.add_done_callback(self._tried)
+        return self._trying
+
     def _tried(self, trying: asyncio.Task[_ClientStream]) -> None:
         self._trying = None
-        if not trying.cancelled():
-            # Marks it as seen, also if nobody waits any more.
-            trying.exception()
+        # Asking for the exception marks it as seen, also if nobody waits any more.
+        if not trying.cancelled() and trying.exception() is not None and self._is_silent:
+            self._next_try = asyncio.get_running_loop().call_later(_UNREACHABLE_S, self._try)
 
     async def _connect(self) -> _ClientStream:
         if self._stream is not None:
