@@ -174,6 +174,38 @@ async def test_a_real_close_after_a_swept_one_is_made_up_for_once(
     assert again.ok, again.problems
 
 
+@pytest.mark.parametrize("counted", [TokenUsage(), TokenUsage(prompt_tokens=7), USAGE])
+async def test_a_late_close_of_another_model_is_owed_at_its_price(
+    books: Books, counted: TokenUsage
+) -> None:
+    """The request fell back to it before its gateway went away; `opened` names the first one."""
+    dear = Price(model="dear", input_nano_usd=900, output_nano_usd=9000)
+    await books.database.write(lambda it: add_price(it, dear, Stamp(NOW)))
+    await books.book(opened(), closed(ending=ENDING_SWEPT, usage=counted))
+    late = closed(usage=TokenUsage(prompt_tokens=10, output_tokens=2), amount_nano_usd=27_000)
+    late.model, late.price_version = "dear", 2
+    await books.book(late)
+    # What else is said of it has no effect any more.
+    await books.book(late, closed(usage=TokenUsage(prompt_tokens=1)))
+    left = {account: amount for account, amount in (await books.balances()).items() if amount}
+    assert left == {
+        "receivable:acme": 27_000,
+        "revenue:dear:input": -9000,
+        "revenue:dear:output": -18_000,
+    }
+    listed = await books.read(lambda it: list_usage(it, ListUsageRequest(request_id="req_1")))
+    (record,) = listed.records
+    assert (record.event.model, record.amount_nano_usd) == ("dear", 27_000)
+    assert (record.event.usage, listed.total_nano_usd) == (late.usage, 27_000)
+    days = await books.read(stored_days)
+    sums = {key[4]: values for key, values in days.sums.items()}
+    assert not any(sums[MODEL][1:])
+    assert (sums["dear"][1], sums["dear"][4]) == (10, 2)
+    assert (await books.read(verify)).ok
+    again = await replay(Desk(books.database, ChangeFeed(books.database), SystemClock()))
+    assert again.ok, again.problems
+
+
 async def test_a_replay_sees_the_books_at_one_moment(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,7 @@ from headrace_billing.ledger import (
     Booking,
     admitted_unix_s,
     book,
-    correction,
+    corrections,
 )
 from headrace_billing.open_requests import forget_open, keep_open
 from headrace_billing.price_store import load_price_book
@@ -178,22 +178,24 @@ class Bookkeeper:
             for key, booking in bookings.items()
             if key in new and booking.is_mismatch
         ]
-        late, corrections = _compare_repeated(connection, repeated)
+        late, corrected = _compare_repeated(connection, repeated)
         findings += late
-        self._correct(connection, corrections, prices)
+        firsts = self._correct(connection, [it[0] for it in corrected], prices)
+        others = [event for it in corrected if it[0].request_id in firsts for event in it[1:]]
+        self._correct(connection, others, prices)
         result.mismatches += sum(kind == "amount_mismatch" for kind, _, _ in findings)
         result.late_closes += _note_findings(connection, findings, now_unix_s)
         return bad
 
     def _correct(
-        self, connection: Connection, corrections: Sequence[UsageEvent], prices: PriceBook
-    ) -> None:
-        """Book what late closes change, once for each request."""
-        bookings, _, bad = _price_all([Incoming(it) for it in corrections], prices, {})
+        self, connection: Connection, events: Sequence[UsageEvent], prices: PriceBook
+    ) -> set[str]:
+        """Book what late closes change, each once; return the ids of those that were new."""
+        bookings, _, bad = _price_all([Incoming(it) for it in events], prices, {})
         for it, why in bad:
             # The finding stays, for a person to decide on.
             _log.warning("request %s is not corrected: %s", it.event.request_id, why)
-        self._enter(connection, bookings, "correction", {})
+        return {it for it, _ in self._enter(connection, bookings, "correction", {})}
 
     def _enter(
         self,
@@ -309,11 +311,11 @@ def _mismatch_text(booking: Booking) -> str:
 
 def _compare_repeated(
     connection: Connection, repeated: Sequence[Booking]
-) -> tuple[list[Finding], list[UsageEvent]]:
+) -> tuple[list[Finding], list[list[UsageEvent]]]:
     """Look at events that came again: the same is fine, a different one is a finding.
 
     Returns:
-        The findings, and the corrections of requests that were closed without their gateway.
+        The findings, and the corrections of each request that was closed without its gateway.
     """
     if not repeated:
         return [], []
@@ -327,18 +329,18 @@ def _compare_repeated(
     # The sweeper's close may have met a request that was closed a moment ago.
     forget_open(connection, [rid for rid, kind in stored if kind == CLOSED])
     findings: list[Finding] = []
-    corrections: list[UsageEvent] = []
+    corrected: dict[str, list[UsageEvent]] = {}
     for booking in repeated:
         amount_nano_usd, before = stored[_key(booking.event)]
         if booking.event.ending == ENDING_SWEPT or _is_same(booking.event, before):
             continue
         is_late = before.ending == ENDING_SWEPT
-        if is_late and booking.event.usage != before.usage:
-            corrections.append(correction(before, booking.event))
+        if is_late and (events := corrections(before, booking.event)):
+            corrected.setdefault(before.request_id, events)
         name = "late_close" if is_late else "conflicting_duplicate"
         text = f"booked {amount_nano_usd} nano-USD, this one owes {booking.amount_nano_usd}"
         findings.append((name, booking, text))
-    return findings, corrections
+    return findings, list(corrected.values())
 
 
 def _is_same(event: UsageEvent, other: UsageEvent) -> bool:

@@ -11,6 +11,7 @@ receivable account and, split by class of tokens, from the model's revenue accou
 an entry sum to zero. Nothing is ever changed; corrections are entries of their own::
 
     swept --a real CLOSED after all--> the difference, booked as "<request id>:correction"
+    swept --and under another model--> all of that, and what was booked is taken back beside it
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ from headrace_contracts.usage.v1.usage_pb2 import UsageEvent, WorkerUsage
 
 OPENED = UsageEvent.KIND_OPENED
 CLOSED = UsageEvent.KIND_CLOSED
-# What is added to the id of a request whose entry is corrected.
+# What is added to the id of a request whose entry is corrected, and where it is taken back whole.
 CORRECTION = ":correction"
+_TAKEN_BACK = f":back{CORRECTION}"
 # A million USD for one request is a mistake in the counts, not a bill.
 MAX_AMOUNT_NANO_USD = 10**15
 MAX_UNIX_US = 253_402_300_799_999_999
@@ -164,22 +166,51 @@ def is_correction(request_id: str) -> bool:
     return request_id.endswith(CORRECTION)
 
 
-def correction(booked: UsageEvent, late: UsageEvent) -> UsageEvent:
-    """Return the event that makes up for the difference between two closes of a request.
+def correction_ids(request_id: str) -> tuple[str, str]:
+    """Return the ids under which a request may be corrected."""
+    return request_id + CORRECTION, request_id + _TAKEN_BACK
+
+
+def corrected_id(correction_id: str) -> str:
+    """Return whose entry a correction corrects."""
+    return correction_id.removesuffix(_TAKEN_BACK).removesuffix(CORRECTION)
+
+
+def corrections(booked: UsageEvent, late: UsageEvent) -> list[UsageEvent]:
+    """Return the events that make up for the difference between two closes of a request.
 
     Args:
         booked: stands in the books; nobody at the gateway said it.
         late: the gateway's own, which came after that.
+
+    Returns:
+        None if they say the same; a second one is only to be booked if the first is new.
     """
+    has_moved = late.model != booked.model and late.usage != TokenUsage()
+    if late.usage == booked.usage and not has_moved:
+        return []
     made = UsageEvent()
     made.CopyFrom(late)
-    made.request_id = booked.request_id + CORRECTION
-    # Whose request it was and what fixed its price does not change.
-    for name in ("tenant_id", "project_id", "key_id", "model", "price_version", "price_tier"):
+    made.request_id, back_id = correction_ids(booked.request_id)
+    # Whose request it was does not change.
+    kept = ["tenant_id", "project_id", "key_id"]
+    if not has_moved:
+        # Nor does what fixed its price.
+        kept += ["model", "price_version", "price_tier", "admitted_unix_us"]
+        made.replaces.CopyFrom(booked.usage)
+    for name in kept:
         setattr(made, name, getattr(booked, name))
-    made.admitted_unix_us = booked.admitted_unix_us
-    made.replaces.CopyFrom(booked.usage)
-    return made
+    if not has_moved:
+        return [made]
+    made.replaces.SetInParent()
+    if booked.usage == TokenUsage():
+        return [made]
+    back = UsageEvent()
+    back.CopyFrom(booked)
+    back.request_id, back.ending = back_id, late.ending
+    back.replaces.CopyFrom(booked.usage)
+    back.ClearField("usage")
+    return [made, back]
 
 
 def best_witness(usages: Iterable[WorkerUsage]) -> TokenUsage | None:

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import ColumnElement, Connection, and_, func, select
 
 from headrace_billing import schema
-from headrace_billing.ledger import CLOSED, CORRECTION, is_correction
+from headrace_billing.ledger import (
+    CLOSED,
+    CORRECTION,
+    corrected_id,
+    correction_ids,
+    is_correction,
+)
 from headrace_contracts.billing.v1.billing_pb2 import (
     EventId,
     ListUsageRequest,
@@ -56,14 +62,15 @@ def find_missing(connection: Connection, events: Sequence[EventId]) -> list[Even
 def _records(connection: Connection, request_ids: Sequence[str]) -> list[UsageRecord]:
     found: dict[str, UsageRecord] = {}
     for ids in _chunks(request_ids):
-        wanted = [*ids, *(it + CORRECTION for it in ids)]
+        wanted = [*ids, *(corrected for it in ids for corrected in correction_ids(it))]
         query = select(_events).where(_events.c.request_id.in_(wanted))
-        # A request's CLOSED replaces its OPENED, and a correction both.
+        # A request's CLOSED replaces its OPENED, and a correction both; what is taken back comes
+        # before what is owed instead.
         for row in connection.execute(query.order_by(_events.c.kind, _events.c.request_id)):
             event = UsageEvent.FromString(row.payload)
             amount_nano_usd = row.amount_nano_usd
             if is_correction(row.request_id):
-                event.request_id = row.request_id.removesuffix(CORRECTION)
+                event.request_id = corrected_id(row.request_id)
                 event.ClearField("replaces")
                 amount_nano_usd += found[event.request_id].amount_nano_usd
             found[event.request_id] = UsageRecord(
@@ -79,7 +86,7 @@ def _conditions(request: ListUsageRequest) -> list[ColumnElement[bool]]:
     )
     conditions = [column == value for column, value in wanted if value]
     if request.request_id:
-        ids = (request.request_id, request.request_id + CORRECTION)
+        ids = (request.request_id, *correction_ids(request.request_id))
         conditions.append(_events.c.request_id.in_(ids))
     return conditions
 
