@@ -90,6 +90,7 @@ class LedgerMachine(RuleBasedStateMachine):
             metrics,
             grace_s=GRACE_S,
             interval_s=1.0,
+            witness_days=30,
         )
         for tenant in TENANTS:
             self.write(lambda it, name=tenant: tenant_store.ensure_tenant(it, name, "", self.by()))

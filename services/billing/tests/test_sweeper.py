@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import Connection, select
 
-from headrace_billing import schema
+from headrace_billing import schema, sweeper
 from headrace_billing.audit import Stamp
 from headrace_billing.bookkeeper import Bookkeeper
 from headrace_billing.deliveries import Delivery
@@ -13,6 +13,7 @@ from headrace_billing.price_store import add_price
 from headrace_billing.store import Database
 from headrace_billing.sweeper import Sweeper
 from headrace_billing.verify import verify
+from headrace_common.ids import job_id, new_request_id
 from headrace_contracts.billing.v1.billing_pb2 import Price
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import ENDING_SWEPT, UsageEvent, WorkerUsage
@@ -37,6 +38,7 @@ class Scene:
             BillingMetrics(self.registry),
             grace_s=GRACE_S,
             interval_s=1.0,
+            witness_days=30,
         )
 
     async def caught_up_for_s(self) -> float:
@@ -128,6 +130,32 @@ async def test_more_than_one_round_is_swept_at_once(scene: Scene) -> None:
         "headrace_billing_events_booked_total", {"kind": "closed", "source": "sweeper"}
     )
     assert booked == 450
+
+
+async def test_old_counts_of_workers_are_deleted(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a request's several prompts too; none while what they are for is still open."""
+    monkeypatch.setattr(sweeper, "_MAX_FORGOTTEN_AT_ONCE", 2)
+    old = new_request_id(scene.clock)
+    counts = [witnessed(job_id(old, idx)) for idx in range(3)]
+    await scene.book(*counts, witnessed(f"{old}.1"), opened(old))
+    scene.clock.advance(29 * 86_400)
+    young = new_request_id(scene.clock)
+    await scene.book(witnessed(young))
+    scene.clock.advance(2 * 86_400)
+    query = select(schema.worker_usage.c.request_id)
+
+    async def kept() -> set[str]:
+        return set(await scene.database.read(lambda it: it.execute(query).scalars().all()))
+
+    scene.caught_up_s = 0.0
+    await scene.sweeper.sweep()
+    assert len(await kept()) == 5
+    scene.caught_up_s = GRACE_S
+    assert await scene.sweeper.sweep() == 1
+    assert await kept() == {young}
+    assert (await scene.entries())[old] == 3 * AMOUNT_NANO_USD
 
 
 async def test_a_count_that_cannot_be_true_holds_up_no_other_request(scene: Scene) -> None:

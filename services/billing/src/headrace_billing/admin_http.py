@@ -7,6 +7,7 @@ with the scope `admin`. A write with an `Idempotency-Key` header is done once.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -119,11 +120,13 @@ def _add(app: FastAPI, route: Route, servicer: Any, door: _Door) -> None:  # Any
 async def _message(route: Route, request: Request) -> Message:
     body: Json = {}
     if route.method != "GET":
-        raw = await request.body()
-        if len(raw) > MAX_BODY_BYTES:
-            raise InvalidRequest(f"The body exceeds {MAX_BODY_BYTES} bytes.")
+        raw = bytearray()
+        async for piece in request.stream():
+            raw += piece
+            if len(raw) > MAX_BODY_BYTES:
+                raise InvalidRequest(f"The body exceeds {MAX_BODY_BYTES} bytes.")
         try:
-            body = await request.json() if raw else {}
+            body = json.loads(raw) if raw else {}
         except ValueError as error:
             raise InvalidRequest("The body is not JSON.") from error
         if not isinstance(body, dict):

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
-from sqlalchemy import Connection, func, or_, select
+from sqlalchemy import Connection, delete, func, or_, select
 
 from headrace_billing import schema
 from headrace_billing.key_rules import MAX_INT64, is_clean_text
 from headrace_billing.ledger import CLOSED, best_witness, fullness
 from headrace_common.database import insert_new, put
-from headrace_common.ids import jobs_prefix, request_of
+from headrace_common.ids import first_request_id, jobs_prefix, request_of
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import ENDING_SWEPT, UsageEvent, WorkerUsage
 
@@ -115,6 +115,14 @@ def witnesses_of(
         usage = WorkerUsage.FromString(row.payload)
         found.setdefault(request_of(row.request_id), []).append(usage)
     return {request_id: best_witness(usages) for request_id, usages in found.items()}
+
+
+def forget_witnesses(connection: Connection, before_unix_us: int, limit: int) -> int:
+    """Delete up to *limit* counts of requests that came in before then; return how many."""
+    told = schema.worker_usage.c.request_id
+    lowest, bound = first_request_id(0), first_request_id(before_unix_us)
+    oldest = select(told).where(told >= lowest, told < bound).order_by(told).limit(limit)
+    return connection.execute(delete(schema.worker_usage).where(told.in_(oldest))).rowcount
 
 
 def bury(

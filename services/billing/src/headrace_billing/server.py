@@ -83,6 +83,7 @@ class BillingServer:
             self._metrics,
             grace_s=settings.sweep_grace_s,
             interval_s=settings.sweep_interval_s,
+            witness_days=settings.worker_usage_days,
         )
         self._credit_expiry = CreditExpiry(self._database, clock)
         services = DESCRIPTOR.services_by_name

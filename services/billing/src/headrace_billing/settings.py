@@ -46,6 +46,13 @@ class BillingSettings(RpcServiceSettings):
     sweep_interval_s: float = Field(
         10.0, gt=0, le=3600, description="Pause between two looks for such requests. Seconds."
     )
+    worker_usage_days: int = Field(
+        90,
+        ge=7,
+        le=36_500,
+        description="How long the workers' own counts are kept, for the sweeper and reconcile. "
+        "Days.",
+    )
     guard_address: OptionalAddress = Field(
         "",
         description="host:port of the guard, asked which policies keys may name; empty = any name.",

@@ -1,14 +1,19 @@
-"""Closes requests that nobody closed: a gateway died and its outbox with it, or never came back."""
+"""Closes requests that nobody closed: a gateway died and its outbox with it, or never came back.
+
+The workers' counts are kept for that; once nothing is left to close, old ones are deleted.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from sqlalchemy import Connection, select
 
 from headrace_billing import schema
 from headrace_billing.bookkeeper import BatchResult, Bookkeeper
+from headrace_billing.deliveries import forget_witnesses
 from headrace_billing.ledger import OPENED, swept
 from headrace_billing.metrics import BillingMetrics
 from headrace_billing.open_requests import count_open
@@ -17,6 +22,8 @@ from headrace_common.clock import Clock, unix_us
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
 
 MAX_SWEPT_AT_ONCE = 200
+_MAX_FORGOTTEN_AT_ONCE = 2000
+_US_PER_DAY = 86_400 * 1_000_000
 
 
 class Sweeper:
@@ -33,6 +40,7 @@ class Sweeper:
         metrics: where to count.
         grace_s: time after the deadline.
         interval_s: pause between two looks.
+        witness_days: how long workers' counts are kept.
     """
 
     def __init__(
@@ -45,6 +53,7 @@ class Sweeper:
         *,
         grace_s: float,
         interval_s: float,
+        witness_days: int,
     ) -> None:
         self._database = database
         self._bookkeeper = bookkeeper
@@ -53,6 +62,7 @@ class Sweeper:
         self._metrics = metrics
         self._grace_s = grace_s
         self._interval_s = interval_s
+        self._witness_days = witness_days
 
     async def run(self) -> None:
         """Sweep for ever.
@@ -75,10 +85,17 @@ class Sweeper:
         while 0 < await self._caught_up_for_s() >= self._grace_s:
             result = await self._database.write(self._sweep_some)
             if result.closed + result.duplicates == 0:
+                await self._forget_witnesses()
                 break
             self._metrics.count(result, "sweeper")
             swept_total += result.closed
         return swept_total
+
+    async def _forget_witnesses(self) -> None:
+        before_us = max(0, unix_us(self._clock) - self._witness_days * _US_PER_DAY)
+        forget = partial(forget_witnesses, before_unix_us=before_us, limit=_MAX_FORGOTTEN_AT_ONCE)
+        while await self._database.write(forget):
+            pass
 
     def _sweep_some(self, connection: Connection) -> BatchResult:
         now_us = unix_us(self._clock)
