@@ -1,4 +1,7 @@
-"""A consumer to be killed: ``python consume.py URL BROKER USAGE_TOPIC WORKER_TOPIC``."""
+"""A consumer to be killed, of one name in all its lives.
+
+``python consume.py URL BROKER USAGE_TOPIC WORKER_TOPIC``
+"""
 
 import asyncio
 import sys
@@ -19,6 +22,7 @@ async def main(url: str, bootstrap: str, usage_topic: str, worker_topic: str) ->
         Database(url),
         SystemClock(),
         BillingMetrics(CollectorRegistry()),
+        consumer_id="killed",
         topics=(worker_topic, usage_topic),
     )
     await supervise("consumer", consumer.run)

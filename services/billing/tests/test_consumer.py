@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import random
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -47,6 +46,7 @@ class Scene:
             BillingMetrics(self.registry),
             topics=(self.worker_topic, self.usage_topic),
         )
+        self.failed = asyncio.Event()
 
     async def send(self, values: Sequence[bytes], topic: str = "", key: bytes = b"acme") -> None:
         topics = [self.usage_topic, self.worker_topic]
@@ -62,7 +62,10 @@ class Scene:
 
     @contextlib.asynccontextmanager
     async def consuming(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(supervise("consumer", self.consumer.run, max_delay_s=0.5))
+        consuming = supervise(
+            "consumer", self.consumer.run, max_delay_s=0.5, on_failure=self.failed.set
+        )
+        task = asyncio.create_task(consuming)
         yield
         await cancel_and_wait(task)
         await self.consumer.release()
@@ -207,19 +210,20 @@ async def test_a_killed_consumer_neither_loses_nor_repeats(scene: Scene, databas
     await scene.send(values + values[100:300])
     program = str(Path(__file__).with_name("consume.py"))
     arguments = [database_url, scene.bootstrap, scene.usage_topic, scene.worker_topic]
-    moments = random.Random(7)
     count = select(func.count()).select_from(schema.usage_events)
 
-    async def progressed() -> bool:
-        return (await scene.database.read(lambda it: it.execute(count).scalar_one())) > 0
+    async def num_booked() -> int:
+        return await scene.database.read(lambda it: it.execute(count).scalar_one())
 
     for kills in range(4):
+        before = await num_booked()
+
+        async def progressed(before: int = before) -> bool:
+            return await num_booked() > before
+
         process = await asyncio.create_subprocess_exec(sys.executable, program, *arguments)
         try:
-            if kills == 0:
-                await eventually(progressed, within_s=40, every_s=0.005)
-            else:
-                await asyncio.sleep(1 + moments.random() * 2)
+            await eventually(progressed, within_s=40, every_s=0.005)
         finally:
             process.kill()
             await process.wait()
@@ -242,8 +246,9 @@ async def test_a_broker_that_comes_back_empty_is_read_from_its_beginning(
         await scene.send(lives(5, 40))
         found = await scene.booked(80)
         assert found.num_entries == 40
+        await eventually(lambda: scene.consumer.caught_up_for_s() > 0)
         own_kafka.kill()
-        await asyncio.sleep(1)
+        await eventually(lambda: scene.consumer.caught_up_for_s() == 0, within_s=15)
         own_kafka.start()
         await scene.send(lives(40, 41))
         await scene.booked(82)
@@ -300,7 +305,7 @@ async def test_an_absent_broker_is_waited_for(own_kafka: LocalServer, database: 
     scene = Scene(f"127.0.0.1:{own_kafka.port}", database)
     own_kafka.kill()
     async with scene.consuming():
-        await asyncio.sleep(1)
+        await asyncio.wait_for(scene.failed.wait(), 20)
         assert scene.metric("consumer_lag_messages") != 0
         assert scene.consumer.caught_up_for_s() == 0
         own_kafka.start()
