@@ -52,12 +52,16 @@ class Guard:
 
     def __init__(self) -> None:
         self.calls: list[list[str]] = []
+        self.lost: list[str] = []
         self.is_away = False
+        self.connection: object | None = object()
 
     async def report_sent(self, reports: Sequence[bytes]) -> None:
         if self.is_away:
             raise ReplicaLost("away")
-        self.calls.append([SentReport.FromString(it).request_id for it in reports])
+        told = [SentReport.FromString(it) for it in reports]
+        self.calls.append([it.request_id for it in told])
+        self.lost += [it.request_id for it in told if it.guard_lost]
 
 
 def visit(request_id: str) -> Visit:
@@ -82,6 +86,19 @@ async def test_reports_gather_and_none_is_told_twice() -> None:
     await eventually(lambda: len(guard.calls) == 2)
     assert guard.calls == [[f"req_{number}" for number in range(20)], ["req_20"]]
     running.cancel()
+
+
+@pytest.mark.parametrize("then", [None, object()], ids=["away", "another"])
+async def test_a_report_to_another_guard_than_the_answers_says_so(then: object | None) -> None:
+    """The one that judged was killed, maybe before it had written down what it released."""
+    guard = Guard()
+    reports = SentReports(guard, GatewayMetrics(CollectorRegistry()))
+    reports.tell(visit("req_1"))
+    guard.connection = then
+    reports.tell(visit("req_2"))
+    await reports.flush(1.0)
+    assert guard.calls == [["req_1", "req_2"]]
+    assert guard.lost == (["req_1", "req_2"] if then is None else ["req_1"])
 
 
 async def test_reports_wait_while_the_guard_is_away(monkeypatch: pytest.MonkeyPatch) -> None:

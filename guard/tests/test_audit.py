@@ -132,6 +132,9 @@ def test_only_published_records_are_forgotten(tmp_path: Path) -> None:
         ([output(10, 10, 10), sent(10), sent(10)], None),
         ([output(10, 10, 10), sent(10), sent(9)], Leak.LEAK),
         ([output(10, 4, 4), sent(10), sent(10)], Leak.LEAK),
+        # Repeated over another connection, to a guard that has the record or does not.
+        ([output(10, 10, 10), sent(10), sent(10, guard_lost=True)], None),
+        ([sent(10, guard_lost=True), sent(10)], Leak.GUARD_LOST),
     ],
 )
 def test_more_sent_than_released_is_a_leak(
@@ -181,6 +184,27 @@ async def test_a_leak_is_alarmed(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         ]
     assert "leaky: more text went out" in caplog.text
     assert "fine: more text" not in caplog.text
+
+
+async def test_a_record_that_was_dropped_is_no_leak(tmp_path: Path) -> None:
+    """But what a record shows to be one stays one."""
+    registry = CollectorRegistry()
+    async with running_log(tmp_path / "a.sqlite3", registry, max_waiting=3) as log:
+        let_out = [output(7, 7, 7), output(7, 8, 8), output(7, 7, 7), output(7, 7, 7)]
+        for one, request_id in zip(let_out, ("a", "b", "b", "a"), strict=True):
+            one.request_id = request_id
+            log.note(one)
+        for request_id in ("a", "b"):
+            report = sent(14)
+            report.request_id = request_id
+            await eventually(lambda: not log._waiting)
+            log.note(report)
+
+        def counted(kind: str) -> float | None:
+            labels = {"kind": kind}
+            return registry.get_sample_value("headrace_guard_released_unscanned_total", labels)
+
+        await eventually(lambda: counted("leak") == counted("guard_lost") == 1)
 
 
 async def test_what_waits_is_written_at_the_end_and_too_much_is_counted(tmp_path: Path) -> None:

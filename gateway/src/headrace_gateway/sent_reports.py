@@ -1,7 +1,8 @@
 """Tells the guard how much text went to each client: the second witness beside its own count.
 
 In the background and bounded: while the guard is away reports wait; beyond the bound the oldest are
-dropped and counted. No answer waits for a report.
+dropped and counted. No answer waits for a report. A guard that is killed takes the records with it
+that it had not written: a report that has outlived the connection says so.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headrace_common.errors import HeadraceError
 from headrace_common.proto_wire import bytes_tag, number_tag, varint, with_length
@@ -38,12 +39,27 @@ _CHARS, _FAIL_OPEN, _GUARD_LOST = (
 _KEY, _VALUE = number_tag(1), number_tag(2)
 
 
+# Written behind an encoded report.
+_LOST = _GUARD_LOST + varint(1)
+
+
 class ReportTaker(Protocol):
     """What the guard offers here."""
+
+    @property
+    def connection(self) -> object | None:
+        """What stands for the connection for as long as it lasts; None while there is none."""
+        ...
 
     async def report_sent(self, reports: Sequence[bytes]) -> None:
         """Take reports, each a `SentReport` as it is on the wire."""
         ...
+
+
+class _Waiting(NamedTuple):
+    encoded: bytes
+    # As the answer ended.
+    connection: object | None
 
 
 class SentReports:
@@ -56,7 +72,7 @@ class SentReports:
 
     def __init__(self, guard: ReportTaker, metrics: GatewayMetrics) -> None:
         self._guard, self._metrics = guard, metrics
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._filled = asyncio.Event()
 
     def tell(self, visit: Visit) -> None:
@@ -66,7 +82,8 @@ class SentReports:
         if len(self._waiting) >= MAX_WAITING:
             self._waiting.popleft()
             self._metrics.sent_reports_dropped.inc()
-        self._waiting.append(encoded_report(visit.request_id, visit.principal, visit.delivery))
+        encoded = encoded_report(visit.request_id, visit.principal, visit.delivery)
+        self._waiting.append(_Waiting(encoded, self._guard.connection))
         self._filled.set()
 
     async def run(self) -> None:
@@ -94,7 +111,13 @@ class SentReports:
     async def _send_some(self) -> None:
         """Send what waits, up to a bound; what was dropped meanwhile is not dropped again."""
         reports = list(islice(self._waiting, _MAX_SENT))
-        await self._guard.report_sent(reports)
+        now = self._guard.connection
+        await self._guard.report_sent(
+            [
+                it.encoded if now is not None and it.connection is now else it.encoded + _LOST
+                for it in reports
+            ]
+        )
         for report in reports:
             if self._waiting and self._waiting[0] is report:
                 self._waiting.popleft()
@@ -109,5 +132,5 @@ def encoded_report(request_id: str, principal: Principal, delivery: Delivery) ->
     if delivery.went_unguarded:
         pieces += (_FAIL_OPEN, varint(1))
     if delivery.lost_the_guard:
-        pieces += (_GUARD_LOST, varint(1))
+        pieces.append(_LOST)
     return b"".join(pieces)

@@ -63,6 +63,8 @@ class AuditLog:
         self._topic_replicas = topic_replicas
         self._sent_grace_s = sent_grace_s
         self._waiting: deque[pb.AuditRecord] = deque()
+        # Requests of which an output's record was dropped, the last of them.
+        self._dropped: deque[str] = deque(maxlen=max_waiting)
         # Request ids with the time from which they may be compared.
         self._reported: deque[tuple[float, str]] = deque()
         self._filled, self._written = asyncio.Event(), asyncio.Event()
@@ -73,6 +75,8 @@ class AuditLog:
         """Take a record down; never waits. Beyond the bound it is lost, and counted."""
         if len(self._waiting) >= self._max_waiting:
             self._metrics.dropped.inc()
+            if record.kind == pb.AUDIT_KIND_OUTPUT:
+                self._dropped.append(record.request_id)
             return
         record.unix_us = unix_us(self._clock)
         self._waiting.append(record)
@@ -133,7 +137,10 @@ class AuditLog:
         while True:
             while self._reported and self._reported[0][0] <= self._clock.now_s():
                 _, request_id = self._reported.popleft()
-                leak = leak_in(await self.find(request_id))
+                records = await self.find(request_id)
+                leak = leak_in(records)
+                if leak is Leak.LEAK and request_id in self._dropped:
+                    leak = leak_in(records, has_lost=True)
                 if leak is not None:
                     self._alarm(leak, request_id)
             await asyncio.sleep(_LOOK_EVERY_S)

@@ -122,7 +122,7 @@ class AuditMetrics:
             "headrace_guard_released_unscanned",
             "Requests of which more characters went out than the guard scanned and released: "
             "leak = nobody allowed it, fail_open = the key is fail-open, guard_lost = the guard's "
-            "own record was lost with it.",
+            "own record was lost, mostly with it.",
             ["kind"],
             registry=registry,
         )

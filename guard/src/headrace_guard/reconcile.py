@@ -14,16 +14,17 @@ class Leak(Enum):
 
     LEAK = "leak"
     FAIL_OPEN = "fail_open"
-    # The guard was lost, and its record of what it had let out with it.
+    # The guard's record of what it had let out was lost, mostly with the guard itself.
     GUARD_LOST = "guard_lost"
 
 
-def leak_in(records: Sequence[pb.AuditRecord]) -> Leak | None:
+def leak_in(records: Sequence[pb.AuditRecord], *, has_lost: bool = False) -> Leak | None:
     """Say whether more went out than was scanned and released, in any choice of the answer.
 
     Args:
         records: all of one request, the gateway's report among them. It may be there twice: the
             gateway tells again what it does not know to have arrived.
+        has_lost: records of it are known to be lost.
     """
     outputs = [record for record in records if record.kind == pb.AUDIT_KIND_OUTPUT]
     reports = _told(record for record in records if record.kind == pb.AUDIT_KIND_SENT)
@@ -41,18 +42,18 @@ def leak_in(records: Sequence[pb.AuditRecord]) -> Leak | None:
         return None
     if all(record.fail_open for record in reports):
         return Leak.FAIL_OPEN
-    return Leak.GUARD_LOST if all(record.guard_lost for record in reports) else Leak.LEAK
+    is_lost = has_lost or all(record.guard_lost for record in reports)
+    return Leak.GUARD_LOST if is_lost else Leak.LEAK
 
 
 def _told(reports: Iterable[pb.AuditRecord]) -> list[pb.AuditRecord]:
-    """Return each report once, however often it was repeated."""
+    """Return each report once, however often it was repeated, also after a loss of the guard."""
     by_content = {
         (
             record.released_chars,
             tuple(sorted(record.released_chars_by_choice.items())),
             record.fail_open,
-            record.guard_lost,
         ): record
-        for record in reports
+        for record in sorted(reports, key=lambda it: it.guard_lost)
     }
     return list(by_content.values())

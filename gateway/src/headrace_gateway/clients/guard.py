@@ -30,6 +30,11 @@ class GuardClient:
     def __init__(self, address: str, timeout_s: float) -> None:
         self._session, self._timeout_s = SessionClient(address, _PATIENCE_S), timeout_s
 
+    @property
+    def connection(self) -> object | None:
+        """What stands for the connection for as long as it lasts; None while there is none."""
+        return self._session.connection
+
     async def start_input_check(self, request: Encoded) -> InputCall:
         """Ask for the verdict on a whole request; it is received from the returned call.
 

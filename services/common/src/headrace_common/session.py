@@ -455,6 +455,12 @@ class SessionClient:
         self._is_silent = False
         self._next_try: asyncio.TimerHandle | None = None
 
+    @property
+    def connection(self) -> object | None:
+        """What stands for the connection for as long as it lasts; None while there is none."""
+        stream = self._stream
+        return stream if stream is not None and stream.is_open else None
+
     async def start(
         self,
         method: MethodRef[Req, Res],

@@ -614,7 +614,9 @@ class SentReport(_message.Message):
     fail_open: _builtins.bool
     """The key is fail-open and text went out without the guard."""
     guard_lost: _builtins.bool
-    """The guard was lost before the end: it may have no record of what it released before."""
+    """The guard was lost before the end, or before it took this: it may have no record of what it
+    released before.
+    """
     @_builtins.property
     def sent_chars_by_choice(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """The same as `sent_chars`, by choice."""
