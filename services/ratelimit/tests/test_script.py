@@ -378,6 +378,25 @@ def test_a_clock_that_is_set_back_gives_nothing_twice(script: Script) -> None:
             assert script.run([later], START_US + reply[2])[0][0] == Outcome.ADMITTED.value
 
 
+def test_no_name_of_a_model_is_another_ones_key(script: Script) -> None:
+    """Names hold colons: each has its own slots and its own record, whatever it is called."""
+    tenant = f"names-{next(TENANTS)}"
+    scopes = ["4:acme/foo", *(f"4:acme/foo:{it}" for it in ("slots", "live", "holds", "since"))]
+    charges = [
+        charge(kind, Measure.REQUESTS, 9, scope)
+        for scope in scopes
+        for kind in (Kind.SLOTS, Kind.RATE)
+    ]
+    amounts = Amounts(requests=1)
+    for used in range(1, 4):
+        it = plan(tenant, f"lease {used}", charges, amounts)
+        (reply,) = script.run([admit_op(it)], START_US)
+        assert [state.remaining for state in decision_of(it.charges, reply).states] == [
+            9 - used
+        ] * len(charges)
+    script.forget(tenant)
+
+
 def test_every_key_ends_by_itself_but_for_what_is_spent_in_total(script: Script) -> None:
     """Nothing of a tenant that never comes back stays for ever, other than its total budgets."""
     tenant = f"ends-{next(TENANTS)}"

@@ -5,7 +5,7 @@ Keys, all made from ``hr:rl:{tenant}`` (one hash tag, so one slot):
 ======================  ======  ===========================================================
 ``<base>:<scope>``      string  all rates, counts and budgets of a scope: a record of doubles
                                 (`lua/records.lua`); lives as long as anything in it counts
-``<base>:<scope>:slots``  zset  lease ids that take up slots of a scope, by expiry
+``<base>:slots:<scope>``  zset  lease ids that take up slots of a scope, by expiry
 ``<base>:live``         zset    live leases, by expiry: what the sweep looks at
 ``<base>:holds``        hash    what each live lease holds
 ``<base>:late:<id>``    string  likewise, of an expired lease; ten minutes
@@ -13,8 +13,8 @@ Keys, all made from ``hr:rl:{tenant}`` (one hash tag, so one slot):
 ``<base>:since``        string  since when no data of this tenant was lost
 ======================  ======  ===========================================================
 
-A scope is a level and an id ("1:key_01"), so it never is one of the words above. One record per
-scope and a library that stays loaded: docs/adr/0019.
+A scope is a level and an id ("1:key_01"), so it never begins like one of the words above, and may
+end in any way. One record per scope and a library that stays loaded: docs/adr/0019.
 
 A lease that nobody renews is ended by whatever call of its tenant comes next: each call sweeps
 first. Nothing that a missing sweep leaves behind can let a request pass, it can only hold one back.

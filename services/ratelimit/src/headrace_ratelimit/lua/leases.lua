@@ -23,7 +23,7 @@ local function set_of(packed)
   for i = 1, #flat, 4 do
     local kind, key = flat[i], base .. ':' .. flat[i + 3]
     if kind == SLOTS then
-      key = key .. ':slots'
+      key = base .. ':slots:' .. flat[i + 3]
     elseif not known[key] then
       known[key] = true
       set.keys[#set.keys + 1] = key
