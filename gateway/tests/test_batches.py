@@ -18,13 +18,14 @@ from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway.batch_api import batch_routes, file_routes, stored_files
 from headrace_gateway.batch_api.input_lines import MAX_LINE_BYTES
+from headrace_gateway.batch_api.line_call import LineCaller, LineOutcome
 from headrace_gateway.batch_api.stored_batches import Batch, StoredBatches
 from headrace_gateway.batch_api.stored_files import FileLimits, StoredFiles
 from headrace_gateway.prompt import PromptEncoder
 from headrace_gateway.state import schema
 from headrace_gateway.state.store import Owner, StateStore
 from headrace_testing.clock import FakeClock
-from headrace_testing.fake_worker import MODEL
+from headrace_testing.fake_worker import MODEL, FakeWorker
 from headrace_testing.gateway_fleet import GatewayFleet
 from headrace_testing.postgres import LocalPostgres
 from headrace_testing.waiting import eventually
@@ -363,6 +364,32 @@ async def test_a_full_fleet_is_tried_again(fleet: GatewayFleet) -> None:
         good = await results(client, batch.output_file_id)
     assert len(good) == 1
     check_paid_once(fleet, good)
+
+
+async def test_a_model_that_a_starting_worker_may_serve_is_waited_for(
+    fleet: GatewayFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once all have said what they serve, it is unknown."""
+    outcomes: list[LineOutcome] = []
+    real = LineCaller.call
+
+    async def call(*args: Any) -> LineOutcome:
+        outcomes.append(await real(*args))
+        return outcomes[-1]
+
+    monkeypatch.setattr(LineCaller, "call", call)
+    fleet.router.has_undescribed_models = True
+    fleet.router.set_waiting("w0", 0)
+    await eventually(lambda: fleet.gateway.directory.is_starting)
+    async with fleet.openai() as client:
+        batch_id = await start(client, line("a"), line("b", model="later"))
+        await eventually(lambda: any(it.status == 404 for it in outcomes), within_s=10)
+        fleet.router.has_undescribed_models = False
+        await fleet.add_worker(FakeWorker(worker_id="w1", model="later"))
+        batch = await ended(client, batch_id)
+        assert batch.request_counts.completed == 2
+        batch = await ended(client, await start(client, line("c", model="never")))
+        assert batch.request_counts.failed == 1
 
 
 async def test_a_line_that_can_never_be_answered_is_closed_once(

@@ -56,6 +56,20 @@ async def test_workers_come_and_go_with_their_name(names: Names) -> None:
     await eventually(lambda: names.watched == {"fixed:1", "10.0.0.2:7100"})
 
 
+async def test_a_worker_that_was_never_seen_may_serve_anything(names: Names, fleet) -> None:
+    """Until it is described, or its name is gone."""
+    fleet.add("fixed:1")
+    await eventually(lambda: names.watched == {"fixed:1"})
+    assert not fleet.table.has_undescribed_models()
+    names.addresses = {"w1", "w2"}
+    await eventually(lambda: len(names.watched) == 3)
+    assert fleet.table.has_undescribed_models()
+    fleet.add("w1")
+    assert fleet.table.has_undescribed_models()
+    names.addresses = {"w1"}
+    await eventually(lambda: not fleet.table.has_undescribed_models())
+
+
 async def test_no_answer_changes_nothing(names: Names) -> None:
     """A name service that is down does not take the fleet with it."""
     names.addresses = {"10.0.0.1:7100"}

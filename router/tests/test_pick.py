@@ -96,6 +96,10 @@ def test_unknown_models_and_missing_replicas_differ(fleet, ask) -> None:
     key = fleet.add("w1")
     with pytest.raises(ModelNotFound):
         fleet.choose(ask(model="other"))
+    fleet.table.expect("w2")
+    with pytest.raises(NoReplica):
+        fleet.choose(ask(model="other"))
+    fleet.table.remove("w2")
     fleet.table.lose(key.worker_id)
     with pytest.raises(NoReplica):
         fleet.choose(ask())

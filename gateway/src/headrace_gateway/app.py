@@ -303,7 +303,7 @@ class Gateway:
         parts = RunnerParts(
             batches=self._batches,
             files=self._files,
-            caller=LineCaller(self._flow, self._batch_dialects),
+            caller=LineCaller(self._flow, self._batch_dialects, lambda: self.directory.is_starting),
             auth=self._auth,
             is_busy=lambda: self.directory.num_waiting > 0,
             concurrency=self._settings.batch_concurrency,

@@ -117,6 +117,8 @@ class ModelDirectory:
         self._on_lost: dict[RefKey, set[OnLost]] = {}
         # Whether the router is there: while it is not, nobody waits for its decisions.
         self.is_following = False
+        # Whether an unknown model may be one that a worker has yet to say it serves.
+        self.is_starting = False
 
     async def watch(self) -> None:
         """Follow the router's list until it ends; run under `supervise`."""
@@ -218,6 +220,7 @@ class ModelDirectory:
 
     async def _apply(self, replicas: ReplicaList) -> None:
         self._served.clear()
+        self.is_starting = replicas.has_undescribed_models
         self._replicas = {ref_key(replica.replica): replica for replica in replicas.replicas}
         for replica in replicas.replicas:
             for card in replica.models:

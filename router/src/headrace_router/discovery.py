@@ -24,7 +24,7 @@ class Discovery:
 
     Args:
         entries: ``host:port``, or ``dns:host:port`` for all addresses of a name.
-        table: addresses that vanish are removed from it.
+        table: told of addresses that come and vanish.
         follow: follows one address until its connection ends.
         resolve: addresses of a host name, as ``host:port``.
         resolve_interval_s: time between two look-ups.
@@ -79,6 +79,7 @@ class Discovery:
 
     def _start(self, addresses: set[str]) -> None:
         for address in sorted(addresses - set(self._watches)):
+            self._table.expect(address)
             self._watches[address] = asyncio.create_task(
                 supervise(
                     f"watch of worker {address}",

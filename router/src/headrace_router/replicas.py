@@ -70,6 +70,8 @@ class ReplicaTable:
 
     def __init__(self) -> None:
         self._by_address: dict[str, Replica] = {}
+        # Addresses of workers, seen there or not.
+        self._expected: set[str] = set()
         self._by_model: dict[str, list[Replica]] = {}
         self._listeners: list[Callable[[], None]] = []
         # Grows with each change but load.
@@ -78,6 +80,12 @@ class ReplicaTable:
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call *listener* after each change, load included."""
         self._listeners.append(listener)
+
+    def expect(self, address: str) -> None:
+        """Learn of an address at which a worker will be. Idempotent."""
+        if address not in self._expected:
+            self._expected.add(address)
+            self._changed()
 
     def describe(self, address: str, described: DescribeResponse) -> None:
         """Take a worker's description of itself; it is reachable."""
@@ -119,7 +127,8 @@ class ReplicaTable:
 
     def remove(self, address: str) -> None:
         """Forget an address. Idempotent."""
-        if self._by_address.pop(address, None) is not None:
+        if self._by_address.pop(address, None) is not None or address in self._expected:
+            self._expected.discard(address)
             self._changed()
 
     def all(self) -> list[Replica]:
@@ -135,8 +144,9 @@ class ReplicaTable:
         return self._by_address.get(address)
 
     def has_undescribed_models(self) -> bool:
-        """Whether some worker is still loading, so that an unknown model may yet be served."""
-        return any(not replica.cards for replica in self._by_address.values())
+        """Whether some worker has yet to say what it serves, which may be an unknown model."""
+        is_loading = any(not replica.cards for replica in self._by_address.values())
+        return is_loading or not self._expected <= self._by_address.keys()
 
     def _changed(self) -> None:
         self.version += 1

@@ -118,7 +118,9 @@ class RouterServicer:
 
     def _list(self) -> ReplicaList:
         return ReplicaList(
-            version=self._table.version, replicas=[_message(one) for one in self._table.all()]
+            version=self._table.version,
+            replicas=[_message(one) for one in self._table.all()],
+            has_undescribed_models=self._table.has_undescribed_models(),
         )
 
     def _wake_watchers(self) -> None:

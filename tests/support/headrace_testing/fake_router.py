@@ -34,6 +34,7 @@ class FakeRouter:
         picks: every request taken.
         progress: every report taken, by request id.
         running: replica of each pick whose call has not ended, by request id.
+        has_undescribed_models: said with the list.
     """
 
     refuse_with: HeadraceError | None = None
@@ -41,6 +42,7 @@ class FakeRouter:
     picks: list[pb.PickRequest] = field(default_factory=list)
     progress: dict[str, list[pb.PickProgress]] = field(default_factory=dict)
     running: dict[str, ReplicaRef] = field(default_factory=dict)
+    has_undescribed_models: bool = False
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -110,7 +112,11 @@ class FakeRouter:
         try:
             while True:
                 changed.clear()
-                yield pb.ReplicaList(version=self._version, replicas=self._replicas.values())
+                yield pb.ReplicaList(
+                    version=self._version,
+                    replicas=self._replicas.values(),
+                    has_undescribed_models=self.has_undescribed_models,
+                )
                 await changed.wait()
         finally:
             self._changed.discard(changed)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from headrace_common.errors import HeadraceError, Internal
+from headrace_common.errors import HeadraceError, Internal, ModelNotFound
 from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH
 from headrace_contracts.usage.v1.usage_pb2 import PRICE_TIER_BATCH
 from headrace_gateway.batch_api.line_log import LineLog
@@ -39,9 +39,16 @@ class LineCaller:
     Args:
         flow: serves them.
         dialects: how each endpoint is spoken, by path.
+        is_starting: whether an unknown model may be known later.
     """
 
-    def __init__(self, flow: RequestFlow, dialects: Mapping[str, Dialect]) -> None:
+    def __init__(
+        self,
+        flow: RequestFlow,
+        dialects: Mapping[str, Dialect],
+        is_starting: Callable[[], bool],
+    ) -> None:
+        self._is_starting = is_starting
         self._log = LineLog(flow.usage_log)
         self._flow, self._dialects = replace(flow, usage_log=self._log), dialects
 
@@ -71,7 +78,11 @@ class LineCaller:
             failure = Internal()
         else:
             return LineOutcome(exchange.status, exchange.body, None)
-        retry_after_s = (failure.retry_after_s or 1.0) if failure.retryable else None
+        may_help = failure.retryable
+        if isinstance(failure, ModelNotFound):
+            # Who asks sees it; a line would be lost for good.
+            may_help = self._is_starting()
+        retry_after_s = (failure.retry_after_s or 1.0) if may_help else None
         told = dialect.error_body(failure, request_id)
         return LineOutcome(failure.http_status, told, retry_after_s)
 

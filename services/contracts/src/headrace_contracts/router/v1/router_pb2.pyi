@@ -295,8 +295,11 @@ class ReplicaList(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    HAS_UNDESCRIBED_MODELS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Grows with each change."""
+    has_undescribed_models: _builtins.bool
+    """Some worker has yet to say what it serves: it loads, or was not reached since the router's start."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___Replica]: ...
     def __init__(
@@ -304,10 +307,11 @@ class ReplicaList(_message.Message):
         *,
         version: _builtins.int = ...,
         replicas: _abc.Iterable[Global___Replica] | None = ...,
+        has_undescribed_models: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["replicas", b"replicas", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_undescribed_models", b"has_undescribed_models", "replicas", b"replicas", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
