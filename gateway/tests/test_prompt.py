@@ -164,6 +164,20 @@ def test_stripping_tokens_strip_the_text_beside_them() -> None:
     assert made.encode_chat(user("ab")).listed() == [*b"ab", mask, *b"."]
 
 
+@pytest.mark.parametrize("text", ["a", "a ", "é", "_", "9", ".", ""])
+def test_a_token_that_is_a_word_of_its_own_is_none_beside_another(text: str) -> None:
+    """As the tokenizer itself reads the rendered text, marked or not."""
+    tokenizer = Tokenizer.from_str(bt.tokenizer_json().decode())
+    tokenizer.add_special_tokens([AddedToken("<sep>", special=True, single_word=True)])
+    template = "{% for m in messages %}{{ m.content }}<sep>{{ m.content }}<sep>.{% endfor %}"
+    made = PromptEncoder(ModelCard(chat_template=template), tokenizer.to_str().encode())
+    whole = tokenizer.encode(f"{text}<sep>{text}<sep>.", add_special_tokens=False).ids
+    assert made.encode_chat(user(text)).listed() == whole
+    spelled = [*b"<sep>.", *text.encode()]
+    between = made.encode_chat(user(f"<sep>.{text}")).listed()
+    assert between[: len(spelled)] == spelled
+
+
 def test_template_helpers_are_those_of_transformers() -> None:
     """trim and lstrip blocks, tojson without escapes, dates, loop controls, generation blocks."""
     source = """{% for m in messages %}

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -151,7 +151,9 @@ class PromptEncoder:
             if token.special
         }
         self._spelling = _alternatives(self._special)
-        self._control = self._spelling and re.compile(f"({self._spelling.pattern})")
+        alone = {token.content for token in added.values() if token.single_word}
+        matching = _alternatives(self._special, alone)
+        self._control = matching and re.compile(f"({matching.pattern})")
         self._beginnings = tuple(
             {text[:end] for text in self._special for end in range(1, len(text))}
         )
@@ -283,9 +285,16 @@ def _stripped(piece: str, mark: str, *, left: bool, right: bool) -> str:
     return piece.rstrip() if right else piece
 
 
-def _alternatives(spellings: Mapping[str, object]) -> re.Pattern[str] | None:
+def _alternatives(
+    spellings: Mapping[str, object], alone: Collection[str] = ()
+) -> re.Pattern[str] | None:
+    """Return what finds any spelling; those that stand *alone* only where no word is beside."""
     longest_first = sorted((text for text in spellings if text), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+    found = [
+        rf"(?<!\w){re.escape(text)}(?!\w)" if text in alone else re.escape(text)
+        for text in longest_first
+    ]
+    return re.compile("|".join(found)) if found else None
 
 
 def _suspect(spellings: Mapping[str, object], beginnings: Sequence[str]) -> re.Pattern[str] | None:
