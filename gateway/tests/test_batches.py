@@ -303,10 +303,46 @@ async def test_a_batch_survives_its_gateway(fleet_parts: GatewayFleet) -> None:
     await fleet_parts.close()
 
 
+def tries(monkeypatch: pytest.MonkeyPatch) -> list[LineOutcome]:
+    """Return a list that gets what comes of each try of a line from now on."""
+    outcomes: list[LineOutcome] = []
+    real = LineCaller.call
+
+    async def call(*args: Any) -> LineOutcome:
+        outcomes.append(await real(*args))
+        return outcomes[-1]
+
+    monkeypatch.setattr(LineCaller, "call", call)
+    return outcomes
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, *names: str) -> set[str]:
+    """Return a set that gets the names of those calls of the state that fail from now on."""
+    failed: set[str] = set()
+
+    def watched(name: str) -> Any:  # Any: a method
+        real = getattr(StoredBatches, name)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await real(*args, **kwargs)
+            except Unavailable:
+                failed.add(name)
+                raise
+
+        return call
+
+    for name in names:
+        monkeypatch.setattr(StoredBatches, name, watched(name))
+    return failed
+
+
 async def test_a_moment_without_the_state_costs_no_answer_twice(
-    fleet_parts: GatewayFleet, own_postgres: LocalPostgres
+    fleet_parts: GatewayFleet, own_postgres: LocalPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is being answered goes on; its results are kept once they can be."""
+    calls = ("claim", "renew", "end_line")
+    failed = failing(monkeypatch, *calls)
     fleet_parts.settings["state_url"] = own_postgres.create_database()
     await fleet_parts.start()
     fleet_parts.worker.switches.delay_per_token_s = 0.3
@@ -315,7 +351,7 @@ async def test_a_moment_without_the_state_costs_no_answer_twice(
         await eventually(lambda: len(fleet_parts.worker.running) == 4, within_s=10)
         await asyncio.to_thread(own_postgres.stop)
         await eventually(lambda: not fleet_parts.worker.running, within_s=10)
-        await asyncio.sleep(2.5)
+        await eventually(lambda: failed == set(calls), within_s=15)
         await asyncio.to_thread(own_postgres.start)
         batch = await ended(client, batch_id)
     assert batch.request_counts.completed == 8
@@ -341,24 +377,37 @@ async def test_a_batch_expires_while_billing_is_away(
     assert fleet.worker.requests == []
 
 
-async def test_batches_wait_while_others_queue(fleet: GatewayFleet) -> None:
+async def test_batches_wait_while_others_queue(
+    fleet: GatewayFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No line begins while a replica says that requests wait."""
+    runner, looks = fleet.gateway._runner, 0
+
+    def is_busy() -> bool:
+        nonlocal looks
+        looks += 1
+        return fleet.gateway.directory.num_waiting > 0
+
+    monkeypatch.setattr(runner, "_parts", replace(runner._parts, is_busy=is_busy))
     fleet.router.set_waiting("w0", 3)
     await eventually(lambda: fleet.gateway.directory.num_waiting == 3, within_s=3)
     async with fleet.openai() as client:
         batch_id = await start(client, line("a"))
-        await asyncio.sleep(0.5)
+        await eventually(lambda: looks >= 3, within_s=10)
         assert fleet.worker.requests == []
         fleet.router.set_waiting("w0", 0)
         await ended(client, batch_id)
 
 
-async def test_a_full_fleet_is_tried_again(fleet: GatewayFleet) -> None:
+async def test_a_full_fleet_is_tried_again(
+    fleet: GatewayFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A line that is refused for now waits and is answered later."""
+    outcomes = tries(monkeypatch)
     fleet.worker.switches.refuse = True
     async with fleet.openai() as client:
         batch_id = await start(client, line("a"))
-        await asyncio.sleep(0.5)
+        await eventually(lambda: outcomes, within_s=10)
         fleet.worker.switches.refuse = False
         batch = await ended(client, batch_id)
         good = await results(client, batch.output_file_id)
@@ -370,14 +419,7 @@ async def test_a_model_that_a_starting_worker_may_serve_is_waited_for(
     fleet: GatewayFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once all have said what they serve, it is unknown."""
-    outcomes: list[LineOutcome] = []
-    real = LineCaller.call
-
-    async def call(*args: Any) -> LineOutcome:
-        outcomes.append(await real(*args))
-        return outcomes[-1]
-
-    monkeypatch.setattr(LineCaller, "call", call)
+    outcomes = tries(monkeypatch)
     fleet.router.has_undescribed_models = True
     fleet.router.set_waiting("w0", 0)
     await eventually(lambda: fleet.gateway.directory.is_starting)
