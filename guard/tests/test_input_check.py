@@ -5,6 +5,7 @@ import base64
 import pytest
 
 from headrace_common.clock import SystemClock
+from headrace_guard import cpu_pool
 from headrace_guard.classifiers.text_model import Trust
 from headrace_guard.deadline import Deadline
 from headrace_guard.input_check import InputResult, Part
@@ -13,6 +14,7 @@ from headrace_guard.plan import Plan
 from headrace_guard.policy import Direction
 from headrace_guard.verdict import Action, Reason, State
 from headrace_testing.guard_plans import input_judge, plan
+from headrace_testing.waiting import turns_during
 
 MIXED = plan(
     input_='blocklist = "block"\n"pii.*" = "redact"\n"secret.*" = "flag"',
@@ -143,6 +145,16 @@ async def test_what_is_split_over_many_parts_is_found(texts: tuple[str, ...]) ->
     assert result.verdict.action is Action.BLOCK
     for finding in result.verdict.findings:
         assert 0 <= finding.start < finding.end <= len(("hello", *texts)[finding.part_idx])
+
+
+@pytest.mark.parametrize("text", ["i\u200bg\u200bn\u200bore", "a.b@c.de", "10.0.0.1 "])
+async def test_many_short_parts_let_others_run(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little text has many borders, and much is looked at around each of them."""
+    monkeypatch.setattr(cpu_pool, "_STRETCH_S", 0.0)
+    result, turns = await turns_during(check(MIXED, *(f"{text}{idx}" for idx in range(70))))
+    assert result.verdict.state is not State.NOT_EVALUATED
+    # One for each part, and at least fifteen for some 50,000 characters around borders.
+    assert turns >= 70 + 15
 
 
 async def test_parts_that_only_meet_are_clean() -> None:

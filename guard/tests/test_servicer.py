@@ -10,6 +10,7 @@ from headrace_common.clock import Clock, SystemClock
 from headrace_common.errors import InvalidRequest
 from headrace_common.rpc import Call
 from headrace_contracts.guard.v1 import guard_pb2 as pb
+from headrace_guard import cpu_pool
 from headrace_guard.audit_record import RecordMaker
 from headrace_guard.classifiers.blocklist import BlocklistCache
 from headrace_guard.cpu_pool import INLINE_CHARS, CpuPool
@@ -23,6 +24,7 @@ from headrace_guard.servicer import GuardServicer, Limits, Tools
 from headrace_guard.verdict import Reason
 from headrace_guard.verdict_cache import VerdictCache
 from headrace_testing.clock import FakeClock
+from headrace_testing.waiting import turns_during
 
 OPEN_POLICY = """
 version = "1"
@@ -278,6 +280,17 @@ async def test_moderation_tells_what_was_not_judged(servicer: GuardServicer) -> 
     assert [list(one.flagged) for one in answer.results] == [["pii.email"], []]
     assert answer.results[0].scores["pii.email"] == 1.0
     assert answer.results[1].not_evaluated
+
+
+async def test_many_texts_to_score_let_others_run(
+    servicer: GuardServicer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is short enough for the loop, all together are not."""
+    monkeypatch.setattr(cpu_pool, "_STRETCH_S", 0.0)
+    work = servicer.Moderate(pb.ModerateRequest(texts=["mail a@b.co"] * 100), Call(5))
+    answer, turns = await turns_during(work)
+    assert len(answer.results) == 100
+    assert turns >= 100
 
 
 async def test_moderation_reads_what_is_encoded_and_is_audited(

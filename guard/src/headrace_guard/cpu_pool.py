@@ -1,4 +1,7 @@
-"""Threads for long texts, so that they do not stop the event loop; a full queue refuses."""
+"""Threads for long texts, so that they do not stop the event loop; a full queue refuses.
+
+What is done on the loop in many short steps lets others run between them.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,24 @@ from prometheus_client import Gauge
 T = TypeVar("T")
 # Longer texts go to a thread: this much takes about a millisecond.
 INLINE_CHARS = 4096
+
+
+# After so long others get a turn.
+_STRETCH_S = 0.001
+
+
+class Turns:
+    """Shares the loop with others during work of many steps."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._since_s = self._loop.time()
+
+    async def pass_on(self) -> None:
+        """Let others run, if the steps since they last did took long."""
+        if self._loop.time() - self._since_s >= _STRETCH_S:
+            await asyncio.sleep(0)
+            self._since_s = self._loop.time()
 
 
 class OverloadedError(Exception):

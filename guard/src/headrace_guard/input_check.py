@@ -23,8 +23,9 @@ from headrace_guard.verdict import Action, Finding, Reason, Verdict, judge
 # last ones, which no earlier request had, and of those before.
 MAX_BORDERS, _LAST_BORDERS = 64, 2
 _BORDER_CHARS, _EARLY_BORDER_CHARS = 256, 64
-# Between the surroundings of two borders that are searched in one go.
-_APART = "\n\n"
+# Between the surroundings of two borders that are searched in one go, and how much that is: others
+# wait meanwhile.
+_APART, _SEARCH_CHARS = "\n\n", 2048
 # A word may lie in pieces over so many parts, if those between are no longer than that.
 _MAX_RUN, _PIECE_CHARS = 6, 16
 # What may stand between two parts once they are one text.
@@ -90,26 +91,21 @@ def check_part(plan: Plan, part: Part, deadline: Deadline) -> PartResult:
     return PartResult(tuple(allowed(plan, part, found)), missed, pieces)
 
 
-def check_borders(plan: Plan, parts: Sequence[Part], deadline: Deadline) -> list[Finding]:
+def check_borders(plan: Plan, parts: Sequence[Part], deadline: Deadline) -> Iterator[list[Finding]]:
     """Look for what is split over parts in a row; each piece is a finding of its own.
+
+    Yields:
+        What a few thousand characters held, as far as the search has come.
 
     Raises:
         OutOfTimeError: the time is over.
     """
     last = max(0, len(parts) - 1 - _LAST_BORDERS)
-    findings: list[Finding] = []
+    early = range(max(0, len(parts) - 1 - MAX_BORDERS), last)
     for join in _JOINS:
-        early = range(max(0, len(parts) - 1 - MAX_BORDERS), last)
-        seams = [one for idx in early for one in _seams(parts, idx, _EARLY_BORDER_CHARS, join)]
-        matches = _matches(plan, _APART.join(one.text for one in seams), deadline) if seams else []
-        offset = 0
-        for one in seams:
-            end = offset + len(one.text)
-            for match in matches:
-                if offset <= match.start and match.end <= end:
-                    mine = replace(match, start=match.start - offset, end=match.end - offset)
-                    findings += _pieces(plan, parts, one, mine)
-            offset = end + len(_APART)
+        seams = (one for idx in early for one in _seams(parts, idx, _EARLY_BORDER_CHARS, join))
+        for some in _gathered(seams):
+            yield _search(plan, parts, some, deadline)
         for one in (
             one
             for idx in range(last, len(parts) - 1)
@@ -118,7 +114,36 @@ def check_borders(plan: Plan, parts: Sequence[Part], deadline: Deadline) -> list
             found = _matches(plan, one.text, deadline)
             for piece in () if join else decoded(one.text).pieces:
                 found += (placed(match, piece) for match in _matches(plan, piece.text, deadline))
-            findings += (half for match in found for half in _pieces(plan, parts, one, match))
+            yield [half for match in found for half in _pieces(plan, parts, one, match)]
+
+
+def _gathered(seams: Iterable[_Seam]) -> Iterator[list[_Seam]]:
+    """Put seams together that are searched in one go."""
+    some: list[_Seam] = []
+    num_chars = 0
+    for one in seams:
+        some.append(one)
+        num_chars += len(one.text)
+        if num_chars >= _SEARCH_CHARS:
+            yield some
+            some, num_chars = [], 0
+    if some:
+        yield some
+
+
+def _search(
+    plan: Plan, parts: Sequence[Part], seams: Sequence[_Seam], deadline: Deadline
+) -> list[Finding]:
+    matches = _matches(plan, _APART.join(one.text for one in seams), deadline)
+    findings: list[Finding] = []
+    offset = 0
+    for one in seams:
+        end = offset + len(one.text)
+        for match in matches:
+            if offset <= match.start and match.end <= end:
+                mine = replace(match, start=match.start - offset, end=match.end - offset)
+                findings += _pieces(plan, parts, one, mine)
+        offset = end + len(_APART)
     return findings
 
 

@@ -3,8 +3,9 @@
 ::
 
     parts --cache?--> rules and blocklists (this loop, or a thread if long)
-                          '--> trained models, part by part, decoded texts too --> cache
-                                  '--> borders between parts --> verdict
+                          '--> borders between parts (this loop, a stretch at a time)
+                                  '--> trained models, part by part, decoded texts too --> cache
+                                          '--> verdict
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from headrace_guard.classifiers.text_model import TextModels
-from headrace_guard.cpu_pool import CpuPool, OverloadedError
+from headrace_guard.cpu_pool import INLINE_CHARS, CpuPool, OverloadedError, Turns
 from headrace_guard.deadline import Deadline, OutOfTimeError
 from headrace_guard.decode import placed
 from headrace_guard.input_check import (
@@ -94,21 +95,15 @@ class InputJudge:
         results = {key: found for key in keys if (found := self._cache.get(key)) is not None}
         fresh = {key: part for key, part in zip(keys, parts, strict=True) if key not in results}
         self._on_cached(len(parts) - len(fresh), len(fresh))
-
-        def work() -> tuple[dict[bytes, PartResult], list[Finding], Reason | None]:
-            judged = {key: check_part(plan, part, deadline) for key, part in fresh.items()}
-            try:
-                return judged, check_borders(plan, parts, deadline), None
-            except OutOfTimeError:
-                return judged, [], Reason.OUT_OF_TIME
-
-        num_chars = sum(len(part.text) for part in fresh.values())
-        judged, border_findings, missed = await self._pool.run_long(num_chars, work)
+        turns = Turns()
+        judged = await self._check_parts(plan, fresh, deadline, turns)
+        border_findings, missed = await _check_borders(plan, parts, deadline, turns)
         for key, part in fresh.items():
             results[key] = judged[key]
             if not self._is_blocked(plan, judged[key]):
                 results[key] = await self._ask_models(plan, part, judged[key], deadline)
                 self._cache.put(key, part, results[key])
+                await turns.pass_on()
         findings = [
             plan.finding(match, idx)
             for idx, key in enumerate(keys)
@@ -118,6 +113,19 @@ class InputJudge:
         for key in keys:
             missed = missed or results[key].missed
         return combine(plan, parts, findings + border_findings, missed)
+
+    async def _check_parts(
+        self, plan: Plan, fresh: dict[bytes, Part], deadline: Deadline, turns: Turns
+    ) -> dict[bytes, PartResult]:
+        if sum(len(part.text) for part in fresh.values()) > INLINE_CHARS:
+            return await self._pool.run(
+                lambda: {key: check_part(plan, part, deadline) for key, part in fresh.items()}
+            )
+        judged: dict[bytes, PartResult] = {}
+        for key, part in fresh.items():
+            judged[key] = check_part(plan, part, deadline)
+            await turns.pass_on()
+        return judged
 
     def _is_blocked(self, plan: Plan, result: PartResult) -> bool:
         return any(
@@ -140,6 +148,20 @@ class InputJudge:
             missed = missed or inner.missed
         found = (*result.matches, *allowed(plan, part, matches))
         return PartResult(found, result.missed or missed, result.pieces)
+
+
+async def _check_borders(
+    plan: Plan, parts: Sequence[Part], deadline: Deadline, turns: Turns
+) -> tuple[list[Finding], Reason | None]:
+    """Many short parts have much text around their borders, of which each step takes some."""
+    findings: list[Finding] = []
+    try:
+        for found in check_borders(plan, parts, deadline):
+            findings += found
+            await turns.pass_on()
+    except OutOfTimeError:
+        return [], Reason.OUT_OF_TIME
+    return findings, None
 
 
 def _unseen(plan: Plan, reason: Reason) -> InputResult:

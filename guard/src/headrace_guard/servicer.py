@@ -13,7 +13,7 @@ from headrace_contracts.guard.v1 import guard_pb2 as pb
 from headrace_guard.audit_record import RecordMaker, Subject
 from headrace_guard.classifiers.blocklist import BlocklistTooLargeError
 from headrace_guard.classifiers.text_model import TextModels
-from headrace_guard.cpu_pool import CpuPool, OverloadedError
+from headrace_guard.cpu_pool import CpuPool, OverloadedError, Turns
 from headrace_guard.deadline import Deadline
 from headrace_guard.input_check import Part
 from headrace_guard.input_judge import InputJudge, Question
@@ -175,7 +175,10 @@ class GuardServicer:
             )
         started_s, deadline = self._clock.now_s(), self._deadline(call)
         moderator = self._tools.moderator
-        found = [await moderator.scores(text, deadline) for text in request.texts]
+        found, turns = [], Turns()
+        for text in request.texts:
+            found.append(await moderator.scores(text, deadline))
+            await turns.pass_on()
         elapsed_s = self._clock.now_s() - started_s
         records = self._tools.records
         self._tools.audit.note(records.moderation(request, found, moderator.version, elapsed_s))

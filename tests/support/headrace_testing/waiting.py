@@ -36,6 +36,23 @@ async def eventually(
         await asyncio.sleep(every_s)
 
 
+async def turns_during(work: Awaitable[T]) -> tuple[T, int]:
+    """Return what comes of *work*, and how many turns others on its loop had meanwhile."""
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    running = asyncio.create_task(others())
+    try:
+        return await work, turns
+    finally:
+        running.cancel()
+
+
 def eventually_sync(probe: Callable[[], T], *, within_s: float = 5.0, every_s: float = 0.05) -> T:
     """`eventually` for tests without an event loop."""
     end_s = time.monotonic() + within_s
