@@ -38,6 +38,7 @@ from headrace_contracts.guard.v1.guard_pb2 import (
 from headrace_contracts.session.v1.session_pb2 import Item
 from headrace_contracts.worker.v1 import worker_pb2
 from headrace_testing.freezable import FreezableWay
+from headrace_testing.left_generators import left_generators
 from headrace_testing.waiting import eventually
 
 GUARD = guard_pb2.DESCRIPTOR.services_by_name["Guard"]
@@ -151,6 +152,16 @@ WAYS = pytest.mark.parametrize("way", [by_session, by_plain_call])
 @WAYS
 async def test_an_answer_comes_back(peer, way) -> None:
     assert (await way(peer, ask("echo:hello"))).verdict.reason == "hello"
+
+
+async def test_a_call_leaves_no_task_to_close_its_messages(peer) -> None:
+    """Most handlers take one message, and a task costs more than that."""
+    await by_session(peer, ask("echo:first"))
+    with left_generators() as left:
+        await by_session(peer, ask("echo:hello"))
+        # Such a task would be made in the loop's next turn.
+        await asyncio.sleep(0.05)
+    assert not [it for it in left if "session" in it]
 
 
 @WAYS

@@ -51,8 +51,12 @@ class _FrameQueue:
         return Frame.FromString(b"".join(items))
 
 
-class _ServerCall:
-    """One running call on a server's stream."""
+class _ServerCall(AsyncIterator[Message]):
+    """One running call on a server's stream, and its request messages in turn.
+
+    Not by a generator: most handlers take one message, and a generator that is left before its end
+    is closed by a task of its own.
+    """
 
     def __init__(self, method: BoundMethod, opened: Item, outbox: ItemSink) -> None:
         self._method, self._opened, self._outbox = method, opened, outbox
@@ -98,7 +102,7 @@ class _ServerCall:
     async def _serve(self) -> None:
         timeout_s = self._opened.deadline_ms / 1000 if self._opened.deadline_ms else None
         async with asyncio.timeout(timeout_s):
-            answers = self._method.start(self._messages(), Call(timeout_s))
+            answers = self._method.start(self, Call(timeout_s))
             async with contextlib.aclosing(cast("_Closable", answers)) as stream:
                 async for answer in stream:
                     await self._take_credit()
@@ -112,14 +116,17 @@ class _ServerCall:
             await self._credited.wait()
         self._credit -= 1
 
-    async def _messages(self) -> AsyncIterator[Message]:
-        while (payload := await self._requests.get()) is not None:
-            try:
-                yield self._method.request.FromString(payload)
-            except DecodeError as error:
-                raise InvalidRequest(
-                    f"{self._method.name}: the message cannot be parsed"
-                ) from error
+    async def __anext__(self) -> Message:
+        """Return the next request message."""
+        payload = await self._requests.get()
+        if payload is None:
+            # For whoever asks again.
+            self._requests.put_nowait(None)
+            raise StopAsyncIteration
+        try:
+            return self._method.request.FromString(payload)
+        except DecodeError as error:
+            raise InvalidRequest(f"{self._method.name}: the message cannot be parsed") from error
 
 
 class SessionServicer:
