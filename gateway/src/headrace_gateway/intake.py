@@ -107,7 +107,11 @@ class Intake:
         encoded = []
         for ids in _all_ids(request, model.encoder, principal.cache_salt):
             num_choices = request.n * max(1, len(request.prompts))
-            default = default_max_tokens(principal, self._default_max_tokens, num_choices, len(ids))
+            default = 0
+            if request.limits.max_tokens is None:
+                default = default_max_tokens(
+                    principal, self._default_max_tokens, num_choices, len(ids)
+                )
             bound = output_bound(request, len(ids), card, default)
             hashes = self._chains.chain(key, ids.packed, card.block_size_tokens)
             encoded.append(EncodedPrompt(ids, hashes, bound))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
@@ -19,17 +20,29 @@ class LimitState(NamedTuple):
 
 def states_of(request: pb.AdmitRequest, answer: pb.AdmitResponse) -> list[LimitState]:
     """Return the states that an answer tells, in full or by their numbers alone."""
-    if not answer.remaining:
+    # As a list at once: to step through protobuf's costs more.
+    remaining = answer.remaining[:]
+    if not remaining:
         return [
             LimitState(it.level, it.dimension, it.limit, it.remaining, it.reset_us)
             for it in answer.states
         ]
-    numbers = zip(answer.remaining, answer.reset_us, strict=True)
+    rows = [row for scope in request.scopes for row in _rows(scope.SerializeToString())]
     return [
-        # The fields of limits are numbered as their dimensions.
-        LimitState(scope.level, pb.Dimension.ValueType(field.number), limit, remaining, reset_us)
-        for scope in request.scopes
-        for (field, limit), (remaining, reset_us) in zip(
-            scope.limits.ListFields(), numbers, strict=False
+        LimitState(level, dimension, limit, left, reset_us)
+        for (level, dimension, limit), left, reset_us in zip(
+            rows, remaining, answer.reset_us[:], strict=False
         )
+    ]
+
+
+# A key's scopes change seldom.
+@lru_cache(maxsize=4096)
+def _rows(encoded: bytes) -> list[tuple[pb.Level.ValueType, pb.Dimension.ValueType, int]]:
+    """Return level, dimension and size of each limit of a `Scope`."""
+    scope = pb.Scope.FromString(encoded)
+    # The fields of limits are numbered as their dimensions.
+    return [
+        (scope.level, pb.Dimension.ValueType(field.number), limit)
+        for field, limit in scope.limits.ListFields()
     ]

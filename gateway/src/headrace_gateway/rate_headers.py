@@ -70,15 +70,22 @@ _NAMED = {
 
 def limit_headers(states: Iterable[LimitState]) -> list[tuple[bytes, bytes]]:
     """Return the headers that tell of these limits; none if there are no limits."""
-    told = [state for state in states if state.dimension in _FORMS]
     nearest: dict[str, LimitState] = {}
-    for state in told:
-        suffix = _SUFFIXES.get(state.dimension)
+    policies, standings = [], []
+    for state in states:
+        level, dimension, limit, remaining, reset_us = state
+        if dimension not in _FORMS:
+            continue
+        policies.append(_policy(level, dimension, limit))
+        left = remaining if remaining < _MAX_INTEGER else _MAX_INTEGER
+        reset = f";t={-(-reset_us // 1_000_000)}" if reset_us > 0 else ""
+        standings.append(f'"{_name(level, dimension)}";r={left}{reset}')
+        suffix = _SUFFIXES.get(dimension)
         if suffix is not None:
             known = nearest.get(suffix)
-            if known is None or state.remaining < known.remaining:
+            if known is None or remaining < known.remaining:
                 nearest[suffix] = state
-    if not told:
+    if not policies:
         return []
     headers: list[tuple[bytes, bytes]] = []
     for suffix, (of_limit, of_remaining, of_reset) in _NAMES.items():
@@ -89,9 +96,8 @@ def limit_headers(states: Iterable[LimitState]) -> list[tuple[bytes, bytes]]:
                 (of_remaining, b"%d" % remaining),
                 (of_reset, duration_text(reset_us).encode()),
             ]
-    policies = [_policy(level, dimension, limit) for level, dimension, limit, _, _ in told]
     headers.append((b"ratelimit-policy", ", ".join(policies).encode()))
-    headers.append((b"ratelimit", ", ".join([_standing(*it) for it in told]).encode()))
+    headers.append((b"ratelimit", ", ".join(standings).encode()))
     return headers
 
 
@@ -122,19 +128,6 @@ def _policy(level: pb.Level.ValueType, dimension: pb.Dimension.ValueType, limit:
     window = f";w={form.window_s}" if form.window_s else ""
     name = _name(level, dimension)
     return f'"{name}";q={min(limit, _MAX_INTEGER)};qu="{form.unit}"{window}'
-
-
-def _standing(
-    level: pb.Level.ValueType,
-    dimension: pb.Dimension.ValueType,
-    _limit: int,
-    remaining: int,
-    reset_us: int,
-) -> str:
-    seconds = -(-reset_us // 1_000_000)
-    reset = f";t={seconds}" if seconds else ""
-    name = _NAMED.get((level, dimension)) or _name(level, dimension)
-    return f'"{name}";r={min(remaining, _MAX_INTEGER)}{reset}'
 
 
 def _name(level: pb.Level.ValueType, dimension: pb.Dimension.ValueType) -> str:
