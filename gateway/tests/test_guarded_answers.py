@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -13,6 +14,7 @@ from headrace_testing.byte_tokenizer import END_OF_TEXT_ID
 from headrace_testing.fake_worker import MODEL, saying
 from headrace_testing.gateway_answers import CHAT, ask, degraded, finish_reasons, streamed_text
 from headrace_testing.gateway_fleet import GatewayFleet, chat_body
+from headrace_testing.left_generators import left_generators
 from headrace_testing.waiting import eventually
 
 
@@ -205,3 +207,17 @@ async def test_guard_lost_in_mid_stream(fleet: GatewayFleet) -> None:
     assert streamed_text(opened) == "the heron is late"
     assert finish_reasons(opened) == ["stop"]
     await fleet.settled()
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}])
+async def test_no_task_is_left_to_close_what_read_the_guard(
+    fleet: GatewayFleet, fields: dict[str, object]
+) -> None:
+    """An answer ends with the guard's last word, and nothing runs behind it for that."""
+    fleet.worker.script = saying("Hello")
+    async with fleet.http() as client:
+        with left_generators() as left:
+            await client.post("/v1/chat/completions", json=chat_body(**fields))
+            # Such a task would be made in the loop's next turn.
+            await asyncio.sleep(0.05)
+    assert not [it for it in left if "headrace_gateway" in it]

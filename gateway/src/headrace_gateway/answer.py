@@ -30,7 +30,7 @@ from headrace_common.telemetry import span
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1 import worker_pb2 as pb
 from headrace_gateway.generation import Generator, Job, Outlet
-from headrace_gateway.output_check import OutputCheck, Release
+from headrace_gateway.output_check import OutputCheck, Release, Shortcut
 from headrace_gateway.tool_calls import CallStart, ToolCallReader
 
 # Prompts of one request that run at the same time.
@@ -213,7 +213,8 @@ class Answer:
         try:
             await self._wait_started(pump)
             await self._begin_once()
-            async for release in self._check.releases(self._emit, self._try_flush):
+            shortcut = Shortcut(self._check, self._emit, self._try_flush)
+            while (release := await self._check.next_release(shortcut)) is not None:
                 self._emit(release)
                 is_over = self._num_over >= len(self._choices)
                 if is_over or not self._check.has_ready:
@@ -253,7 +254,7 @@ class Answer:
                     return
             self._check.finish()
             await self._begin_once()
-            async for release in self._check.releases():
+            while (release := await self._check.next_release()) is not None:
                 self._emit(release)
                 if self._num_over >= num_choices:
                     return

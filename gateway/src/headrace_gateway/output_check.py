@@ -1,6 +1,6 @@
 """Between workers and client: text goes to the guard and comes back once it may go out.
 
-    push(choice, text, last) --> guard --> releases(): what may be sent, in order
+    push(choice, text, last) --> guard --> next_release(): what may be sent, in order
 
 When the guard is lost in the middle, a fail-closed key's stream ends with `GuardUnavailable`; a
 fail-open key's goes on unguarded, what the guard still held included, and is counted.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from headrace_common.errors import GuardUnavailable, HeadraceError, ReplicaLost
@@ -54,12 +54,8 @@ class Release(NamedTuple):
 _NOTHING = Release(0, "")
 
 
-def _never() -> bool:
-    return False
-
-
 class OutputCheck:
-    """The check of one answer. `push` and `finish` from one task, `releases` from another."""
+    """The check of one answer. `push` and `finish` from one task, `next_release` from another."""
 
     def __init__(
         self,
@@ -93,7 +89,7 @@ class OutputCheck:
 
     @property
     def has_ready(self) -> bool:
-        """Whether `releases` gives the next one without waiting."""
+        """Whether `next_release` returns without waiting."""
         if self._call is None:
             return bool(self._unguarded)
         return self._call.has_ready
@@ -131,53 +127,42 @@ class OutputCheck:
         self._call.half_close()
         self._call.end_within(_LAST_ANSWER_S)
 
-    async def releases(
-        self, take: Callable[[Release], None] | None = None, try_pass: Callable[[], bool] = _never
-    ) -> AsyncIterator[Release]:
-        """Yield what may be sent until everything pushed is through.
+    async def next_release(self, shortcut: Shortcut | None = None) -> Release | None:
+        """Return what may be sent next; None = everything pushed is through.
+
+        Not a generator: one that is left before its end is closed by a task of its own.
 
         Args:
-            take: gets releases at once where that is possible; they are not yielded then, but for
-                an empty one each time that *try_pass* says no.
-            try_pass: asked after what came together: whether nobody need be woken for it.
+            shortcut: takes releases without waking who waits here, who then gets an empty one each
+                time that it says no.
 
         Raises:
             GuardUnavailable: no verdict, and the key is fail-closed.
         """
-        shortcut = None if take is None else _Shortcut(self, take, try_pass)
         while self._call is not None:
-            is_passed = False
             try:
-                if shortcut is None or await self._call.wait(shortcut):
-                    answer = await self._call.receive()
-                else:
-                    is_passed = True
+                is_passed = shortcut is not None and not await self._call.wait(shortcut)
+                answer = None if is_passed else await self._call.receive()
             except HeadraceError as error:
                 self.is_lost = True
                 self._go_on_unguarded(error)
                 break
             if is_passed and shortcut is not None:
                 shortcut.check()
-                yield _NOTHING
-                continue
-            if answer is None:
-                if self._is_finished and not self._ends:
-                    return
-                self.is_lost = True
-                self._go_on_unguarded(ReplicaLost("The guard ended early."))
-                break
-            yield self._released(answer)
-        while True:
-            while not self._unguarded:
-                self._has_unguarded.clear()
-                await self._has_unguarded.wait()
-            release = self._unguarded.popleft()
-            if release is None:
-                return
-            yield release
+                return _NOTHING
+            if answer is not None:
+                return self._released(answer)
+            if self._is_finished and not self._ends:
+                return None
+            self.is_lost = True
+            self._go_on_unguarded(ReplicaLost("The guard ended early."))
+        while not self._unguarded:
+            self._has_unguarded.clear()
+            await self._has_unguarded.wait()
+        return self._unguarded.popleft()
 
     def take_ready(self) -> Iterator[Release]:
-        """Yield the guard's releases that are there; the check's end is for `releases`."""
+        """Yield the guard's releases that are there; the check's end is for `next_release`."""
         if self._call is not None:
             for answer in self._call.take_ready():
                 yield self._released(answer)
@@ -194,7 +179,7 @@ class OutputCheck:
         try:
             call.send_encoded(_TEXT + with_length(message.SerializeToString()))
         except ReplicaLost:
-            # `releases` learns the same and decides.
+            # `next_release` learns the same and decides.
             return
 
     def _released(self, answer: pb.CheckOutputResponse) -> Release:
@@ -245,8 +230,14 @@ class OutputCheck:
             num_chars -= len(first)
 
 
-class _Shortcut:
-    """Passes releases on in the turn in which they come from the guard."""
+class Shortcut:
+    """Passes releases on in the turn in which they come from the guard.
+
+    Args:
+        check: whose.
+        take: gets them.
+        try_pass: asked after what came together: whether nobody need be woken for it.
+    """
 
     def __init__(
         self,
@@ -258,6 +249,7 @@ class _Shortcut:
         self._failure: Exception | None = None
 
     def __call__(self) -> bool:
+        """Take what is there; whether to go on like that."""
         try:
             for release in self._check.take_ready():
                 self._take(release)
