@@ -46,12 +46,12 @@ def test_bounds(max_tokens: int | None, prompt_tokens: int, bound: int) -> None:
 def test_what_does_not_fit_is_told_with_both_lengths(
     max_tokens: int | None, prompt_tokens: int
 ) -> None:
-    """Context and prompt are named; there is no negative number."""
+    """Context and prompt are named, in the words that clients look for; no negative number."""
     with pytest.raises(ContextTooLong) as caught:
         output_bound(request(max_tokens), prompt_tokens, CARD, 64)
     message = caught.value.public_message
-    assert "100" in message
-    assert str(prompt_tokens) in message
+    assert message.startswith("This model's maximum context length is 100 tokens")
+    assert f" {prompt_tokens} are in the prompt" in message
     assert not re.search(r"-\d", message)
 
 

@@ -53,19 +53,24 @@ def output_bound(
         return wanted or min(left, max(default_max_tokens, request.limits.min_tokens))
     if prompt_tokens >= context:
         raise ContextTooLong(
-            f"This model's context holds {context} tokens, prompt and answer together; "
-            f"the {param} alone have {prompt_tokens}. Shorten them.",
+            f"{_of_context(context)}, prompt and answer together; {prompt_tokens} are in the "
+            f"{param} alone. Shorten the {param}.",
             param=param,
         )
     if wanted is None:
         return min(context - prompt_tokens, max(default_max_tokens, request.limits.min_tokens))
     if prompt_tokens + wanted > context:
         raise ContextTooLong(
-            f"This model's context holds {context} tokens; the {param} have {prompt_tokens} and "
+            f"{_of_context(context)}; {prompt_tokens} are in the {param} and "
             f"{request.endpoint.limit_field} asks for {wanted}. Shorten one of them.",
             param=request.endpoint.limit_field,
         )
     return wanted
+
+
+def _of_context(context: int) -> str:
+    # These words of OpenAI's are what older clients tell this error by.
+    return f"This model's maximum context length is {context} tokens"
 
 
 def default_max_tokens(
