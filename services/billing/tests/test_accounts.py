@@ -138,6 +138,27 @@ async def test_only_an_administrators_key_opens_the_admin_api(office: Office) ->
     assert "limits" in create["requestBody"]["content"]["application/json"]["schema"]["properties"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("GET", "/nothing", b"", 404, "unknown_url"),
+        ("GET", "/keys/", b"", 404, "unknown_url"),
+        ("PUT", "/keys", b"", 405, "method_not_allowed"),
+        ("POST", "/keys", b"[" * 100_000, 400, "invalid_request"),
+        ("POST", "/keys", b"{" + b" " * 1024 * 1024, 400, "invalid_request"),
+    ],
+)
+async def test_what_the_admin_api_does_not_do_has_the_usual_shape(
+    office: Office, method: str, path: str, body: bytes, status: int, code: str
+) -> None:
+    """No redirect, no body of the framework's own, and a mistake of the caller's is no 500."""
+    answer = await office.http.request(method, "/admin/v1" + path, content=body)
+    assert answer.status_code == status
+    assert answer.json()["error"]["code"] == code
+    if status == 405:
+        assert answer.headers["allow"] == "GET, POST"
+
+
 async def test_a_write_with_an_idempotency_key_is_done_once(office: Office) -> None:
     """The answer is given again, without the secret; another request under the key is refused."""
     headers, wanted = {"idempotency-key": "k1"}, {"tenant_id": "acme", "name": "app"}

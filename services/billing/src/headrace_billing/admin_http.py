@@ -8,7 +8,6 @@ with the scope `admin`. A write with an `Idempotency-Key` header is done once.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,22 +16,15 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from google.protobuf.message import Message
 
+from headrace_billing.admin_errors import add_errors
 from headrace_billing.admin_routes import ROUTES, Route
 from headrace_billing.csv_text import invoice_csv, usage_csv
 from headrace_billing.desk import AdminCall
 from headrace_billing.key_rules import check_storable
-from headrace_common.errors import (
-    HeadraceError,
-    Internal,
-    InvalidRequest,
-    ScopeMissing,
-    UnknownKey,
-    error_body,
-)
+from headrace_common.errors import InvalidRequest, ScopeMissing, UnknownKey
 from headrace_common.proto_json import Json, from_json, schema_of, to_json
 from headrace_contracts.billing.v1 import billing_pb2 as pb
 
-_log = logging.getLogger(__name__)
 PREFIX = "/admin/v1"
 MAX_BODY_BYTES = 1024 * 1024
 
@@ -65,12 +57,14 @@ def admin_app(servicers: Servicers, resolve: Callable[[str], Awaitable[pb.Princi
         description=__doc__.split("\n\n", 1)[1],
         version="1",
         redoc_url=None,
+        # A key is never sent on to an address made of the request's own Host.
+        redirect_slashes=False,
     )
     door = _Door(resolve)
     for route in ROUTES:
         _add(app, route, getattr(servicers, route.service), door)
     _add_csv(app, servicers, door)
-    _add_errors(app)
+    add_errors(app)
     return app
 
 
@@ -127,8 +121,8 @@ async def _message(route: Route, request: Request) -> Message:
                 raise InvalidRequest(f"The body exceeds {MAX_BODY_BYTES} bytes.")
         try:
             body = json.loads(raw) if raw else {}
-        except ValueError as error:
-            raise InvalidRequest("The body is not JSON.") from error
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest("The body is not JSON, or too deep.") from error
         if not isinstance(body, dict):
             raise InvalidRequest("The body must be a JSON object.")
     else:
@@ -215,17 +209,3 @@ def _add_csv(app: FastAPI, servicers: Servicers, door: _Door) -> None:
 
 def _csv(text: str) -> Response:
     return PlainTextResponse(text, media_type="text/csv")
-
-
-def _add_errors(app: FastAPI) -> None:
-    @app.exception_handler(HeadraceError)
-    async def on_error(_request: Request, error: HeadraceError) -> Response:
-        headers = {}
-        if error.retry_after_s is not None:
-            headers["retry-after"] = str(max(1, round(error.retry_after_s)))
-        return JSONResponse(error_body(error), status_code=error.http_status, headers=headers)
-
-    @app.exception_handler(Exception)
-    async def on_failure(request: Request, error: Exception) -> Response:
-        _log.error("%s failed", request.url.path, exc_info=error)
-        return JSONResponse(error_body(Internal()), status_code=500)
