@@ -168,9 +168,12 @@ class ApiRoute(ABC):
         body = self._form.error_body(error, request_id)
         try:
             if exchange.has_begun:
-                await exchange.send_events(
-                    self._form.error_event(body, exchange.num_events), is_last=True
-                )
+                num_events = exchange.num_events
+                if exchange.end_failed is not None and num_events:
+                    events = await exchange.end_failed(body, num_events)
+                else:
+                    events = self._form.error_event(body, num_events)
+                await exchange.send_events(events, is_last=True)
             else:
                 await exchange.send_json(error.http_status, body, error_body.headers(error))
         except ClientGone:
@@ -209,6 +212,7 @@ class HotRoute(ApiRoute):
             else:
                 await while_connected(exchange, _send_all(exchange, told))
             return "ok"
+        exchange.end_failed = reading.end_failed
         await while_connected(exchange, self._flow.serve(visit))
         blocked = visit.delivery is not None and visit.delivery.is_blocked
         return "output_blocked" if blocked else "ok"

@@ -28,7 +28,7 @@ from headrace_gateway.state.idempotency_records import (
     IdempotencyRecords,
     StoredAnswer,
 )
-from headrace_gateway.visit import Caller, WatchedExchange
+from headrace_gateway.visit import Caller, EndFailed, WatchedExchange
 
 _log = logging.getLogger(__name__)
 
@@ -149,6 +149,15 @@ class _TeeExchange(CapturedExchange):
         self._live, self._records, self.record_id = live, records, record_id
         self.headers = live.headers
         self.is_kept = False
+
+    @property
+    def end_failed(self) -> EndFailed | None:
+        """The end of a failed stream is the client's alone: it is not kept."""
+        return self._live.end_failed
+
+    @end_failed.setter
+    def end_failed(self, end: EndFailed | None) -> None:
+        self._live.end_failed = end
 
     def on_gone(self, callback: Callable[[], None] | None) -> None:
         """Never called: the request is finished whatever its client does."""

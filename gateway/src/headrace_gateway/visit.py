@@ -56,8 +56,15 @@ class Exchange(Protocol):
         ...
 
 
+# Returns the events that end a stream of so many events, from the JSON of an error.
+EndFailed = Callable[[bytes, int], Awaitable[bytes]]
+
+
 class WatchedExchange(Exchange, Protocol):
     """An exchange that tells when its client leaves."""
+
+    # How its stream ends that fails after its first event; None = by the endpoint's error event.
+    end_failed: EndFailed | None
 
     def on_gone(self, callback: Callable[[], None] | None) -> None:
         """Call back when the client leaves before its answer is over; None = no more."""
@@ -110,6 +117,8 @@ class Reading:
     # Takes the request away from its connection and returns what is told at once, or the events to
     # read along with; None = it stays.
     detach: Callable[[Visit], Awaitable[bytes | AsyncIterator[bytes]]] | None = None
+    # See `WatchedExchange`.
+    end_failed: EndFailed | None = None
 
 
 class ErrorForm(Protocol):

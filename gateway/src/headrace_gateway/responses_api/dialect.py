@@ -19,6 +19,7 @@ from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.model_routes.model_names import ModelNames
 from headrace_gateway.openai_dialect import check_tier
 from headrace_gateway.responses_api.background import BackgroundResponses
+from headrace_gateway.responses_api.event_log import event_of
 from headrace_gateway.responses_api.kept import KeptResponses
 from headrace_gateway.responses_api.schema import Asked, echo, parse, read
 from headrace_gateway.responses_api.sink import ResponseSink, fresh_response
@@ -65,7 +66,7 @@ class ResponsesDialect:
         request = read(asked, earlier)
         check_tier(request, caller.principal)
         if not asked.body.background:
-            return Reading(request, work.make_sink)
+            return Reading(request, work.make_sink, end_failed=work.end_failed)
         self._names.check(request.model, caller.principal)
 
         async def detach(visit: Visit) -> bytes | AsyncIterator[bytes]:
@@ -95,7 +96,9 @@ class _Work:
     """One response being made."""
 
     def __init__(self, asked: Asked, caller: Caller, kept: KeptResponses, clock: Clock) -> None:
-        self._asked, self._caller, self._kept = asked, caller, kept
+        self._asked, self._kept = asked, kept
+        # Not the caller: its exchange knows how a failed response ends, and so this.
+        self._owner, self._request_id = Owner.of(caller.principal), caller.request_id
         serial = caller.request_id.removeprefix("req_")
         self.response = fresh_response(
             f"resp_{serial}", asked.body.model, int(clock.unix_s()), echo(asked)
@@ -120,11 +123,17 @@ class _Work:
             is_stream=visit.request.streaming.is_stream,
         )
 
+    async def end_failed(self, body: bytes, num_events: int) -> bytes:
+        """Keep the response as failed and return the event that says so."""
+        told = orjson.loads(body)["error"]
+        error = {"code": told["code"], "message": told["message"]}
+        self.response.update(status="failed", completed_at=None, error=error)
+        return event_of("response.failed", await self._keep(self.response), num_events)
+
     async def _keep(self, response: Json) -> Json:
         if self._asked.is_stored:
-            owner = Owner.of(self._caller.principal)
             try:
-                await self._kept.keep(owner, response, self.items, self._caller.request_id)
+                await self._kept.keep(self._owner, response, self.items, self._request_id)
             except HeadraceError as error:
                 # It is made and paid for: better told as not kept than not told.
                 _log.warning("%s cannot be kept: %s", response["id"], error)

@@ -10,7 +10,8 @@
         response.output_item.done )*
     response.completed | response.incomplete
 
-Every event has the next `sequence_number`.
+Every event has the next `sequence_number`. A response that fails ends, after any of these, with
+response.failed, which is not told here: see `WatchedExchange.end_failed` and `BackgroundResponses`.
 """
 
 from __future__ import annotations
