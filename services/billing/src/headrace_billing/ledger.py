@@ -184,7 +184,7 @@ def corrections(booked: UsageEvent, late: UsageEvent) -> list[UsageEvent]:
         late: the gateway's own, which came after that.
 
     Returns:
-        None if they say the same; a second one is only to be booked if the first is new.
+        Empty if both say the same; of two, the second is only to be booked if the first is new.
     """
     has_moved = late.model != booked.model and late.usage != TokenUsage()
     if late.usage == booked.usage and not has_moved:
