@@ -373,6 +373,31 @@ async def test_a_peer_that_was_silent_serves_the_first_call_after_its_return(mon
     await server.stop(0)
 
 
+async def test_a_closed_client_tries_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if its last try failed so shortly before that nobody was told yet."""
+    monkeypatch.setattr(session, "_UNREACHABLE_S", 0.01)
+    times_out, num_tries = asyncio.Event(), 0
+
+    async def connect(_stream: object) -> None:
+        nonlocal num_tries
+        num_tries += 1
+        await times_out.wait()
+        raise TimeoutError
+
+    monkeypatch.setattr(session._ClientStream, "connect", connect)
+    client = SessionClient("127.0.0.1:1")
+    trying = client._try()
+    await eventually(lambda: num_tries == 1)
+    times_out.set()
+    # One turn: the try has failed, and what is to follow has not been called.
+    await asyncio.sleep(0)
+    assert trying.done()
+    assert client._trying is trying
+    await client.close()
+    await asyncio.sleep(0.1)
+    assert num_tries == 1
+
+
 @pytest.mark.parametrize("scheme", ["", "grpc://"])
 async def test_a_frozen_peer_costs_its_clients_patience_once(peer, scheme) -> None:
     """Far less than the silence that ends a connection; thawed, it serves as before."""

@@ -530,9 +530,11 @@ class SessionClient:
 
     async def close(self) -> None:
         """End all calls and the connection."""
+        await cancel_and_wait(self._trying)
+        # A try that failed just now has yet to say so: it plans no other.
+        self._is_silent = False
         if self._next_try is not None:
             self._next_try.cancel()
-        await cancel_and_wait(self._trying)
         if self._stream is not None:
             await self._stream.close()
 
