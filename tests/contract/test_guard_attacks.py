@@ -263,7 +263,9 @@ async def fleet(tmp_path: Path) -> AsyncIterator[GatewayFleet]:
     """A gateway before a real guard; the key forbids the word."""
     guard = GuardApp(GuardSettings(audit_dir=tmp_path / "audit", drain_grace_s=0))
     await guard.start()
-    made = GatewayFleet(tmp_path, settings={"guard_address": f"127.0.0.1:{guard.port}"})
+    # What is found is asked here, not how fast: a machine that stalls must not read as a miss.
+    settings = {"guard_address": f"127.0.0.1:{guard.port}", "guard_timeout_s": 30}
+    made = GatewayFleet(tmp_path, settings=settings)
     made.api_key, _ = made.billing.create_key(guard_blocklist=[WORD])
     try:
         await made.start()
