@@ -72,7 +72,6 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{
         ({"logit_bias": {"1": 101}}, "logit_bias"),
         ({"logit_bias": {str(idx): 1 for idx in range(1025)}}, "logit_bias"),
         ({"stop": ["a", ""]}, "stop"),
-        ({"stop": ["a"] * 65}, "stop"),
         ({"stop": 5}, "stop"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -94,6 +93,41 @@ def test_wrong_chat_fields_are_named(fields: dict[str, Any], param: str) -> None
     assert caught.value.param == param
     assert caught.value.http_status == 400
     assert "`" not in caught.value.public_message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"stop": ["a"] * 5}, "stop", "array_above_max_length"),
+        ({"n": 9}, "n", "integer_above_max_value"),
+        ({"n": 0}, "n", "integer_below_min_value"),
+        ({"max_tokens": 2**40}, "max_tokens", "integer_above_max_value"),
+        ({"temperature": 2.5}, "temperature", "decimal_above_max_value"),
+        ({"user": "u" * 513}, "user", "string_above_max_length"),
+        ({"metadata": {"k": "v" * 513}}, "metadata", "string_above_max_length"),
+        ({"temperature": "hot"}, "temperature", "invalid_request"),
+    ],
+)
+def test_what_is_beyond_a_bound_is_told_by_openais_code(
+    fields: dict[str, Any], param: str, code: str
+) -> None:
+    """A client reads from `param` and `code` which bound it was, and from the text how much."""
+    with pytest.raises(InvalidRequest) as caught:
+        chat(**fields)
+    assert (caught.value.param, caught.value.public_code) == (param, code)
+
+
+def test_openais_four_stops_and_five_log_probabilities() -> None:
+    """What OpenAI documents as the most is the most on its endpoints, and is told."""
+    assert len(chat(stop=["a", "b", "c", "d"]).limits.stop) == 4
+    assert completion(prompt="x", stop=["a"] * 4, logprobs=5).logprobs.top == 5
+    for fields, code in (
+        ({"stop": ["a"] * 5}, "array_above_max_length"),
+        ({"logprobs": 6}, "integer_above_max_value"),
+    ):
+        with pytest.raises(InvalidRequest, match=r"<= [45]") as caught:
+            completion(prompt="x", **fields)
+        assert (caught.value.param, caught.value.public_code) == (next(iter(fields)), code)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,25 @@ from headrace_common.errors import InvalidRequest
 _AT = re.compile(r" - at (?:`(?P<part>key|\w+)` in )?`\$\.?(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `([^`]{1,100})")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.{1,100}?)`?$", re.DOTALL)
+# A number or a length beyond its bound, and how OpenAI's code for that begins and ends.
+_BEYOND = re.compile(
+    r"Expected `(?P<kind>int|float|str|array)`(?P<length> of length)? (?P<way>[<>])"
+)
+_KINDS = {"int": "integer", "float": "decimal", "str": "string", "array": "array"}
 # Free-form values (tool definitions, metadata) may not nest deeper.
 MAX_DEPTH = 64
 
 T = TypeVar("T")
+
+
+class OutOfBounds(InvalidRequest):
+    """A value beyond its documented bound; `code` is OpenAI's word for it."""
+
+    reason = "OUT_OF_BOUNDS"
+
+    def __init__(self, public_message: str, *, param: str, code: str) -> None:
+        super().__init__(public_message, param=param)
+        self.public_code = code
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
@@ -80,7 +95,13 @@ def _explain(text: str, begin: str = "") -> InvalidRequest:
     if unknown := _UNKNOWN.match(what):
         path = f"{path}.{unknown[1]}".lstrip(".")
         return InvalidRequest(f"Unrecognized request argument: {path}.", param=path)
+    beyond = _BEYOND.match(what)
     what = what.replace("`", "")[:300]
     if not path:
         return InvalidRequest(f"The body is wrong: {what}.")
-    return InvalidRequest(f"Invalid value for {path}: {what}.", param=path)
+    told = f"Invalid value for {path}: {what}."
+    if beyond is None:
+        return InvalidRequest(told, param=path)
+    way = "above_max" if beyond["way"] == "<" else "below_min"
+    unit = "length" if beyond["length"] else "value"
+    return OutOfBounds(told, param=path, code=f"{_KINDS[beyond['kind']]}_{way}_{unit}")

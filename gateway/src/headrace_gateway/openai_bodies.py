@@ -18,6 +18,7 @@ Text = Annotated[str, Meta(max_length=512)]
 _Name = Annotated[str, Meta(max_length=64)]
 # OpenAI's bounds.
 Labels = Annotated[dict[_Name, Text], Meta(max_length=16)]
+_Stops = Annotated[list[str], Meta(max_length=4)]
 
 
 class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -195,7 +196,7 @@ class CommonBody(Struct, kw_only=True, forbid_unknown_fields=True):
     seed: int | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     n: Annotated[int, Meta(ge=1, le=8)] | None = None
-    stop: str | list[str] | None = None
+    stop: str | _Stops | None = None
     stop_token_ids: Annotated[list[Token], Meta(max_length=64)] | None = None
     max_tokens: Token | None = None
     min_tokens: Token | None = None
@@ -253,7 +254,8 @@ class CompletionBody(CommonBody, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | list[Any] | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    # OpenAI's bound; a chat's top_logprobs go further.
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=20)] | None = None
     echo: bool | None = None
     suffix: str | None = None

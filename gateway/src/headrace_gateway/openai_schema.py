@@ -50,8 +50,6 @@ from headrace_gateway.tool_fields import add_tools, guard_json
 
 _UINT32 = 2**32
 _MAX_CHOICES = 128
-# As many as workers take; OpenAI documents four, Anthropic no bound.
-_MAX_STOPS = 64
 
 # Field -> values that ask for nothing and are let pass.
 _REFUSED: dict[str, tuple[object, ...]] = {
@@ -269,11 +267,8 @@ def _stops(stop: str | list[str] | None) -> Sequence[str]:
     if stop is None:
         return ()
     stops = [stop] if isinstance(stop, str) else stop
-    if len(stops) > _MAX_STOPS or not all(0 < len(text) <= 1024 for text in stops):
-        raise InvalidRequest(
-            f"stop may hold up to {_MAX_STOPS} texts of 1 to 1024 characters, none empty.",
-            param="stop",
-        )
+    if not all(0 < len(text) <= 1024 for text in stops):
+        raise InvalidRequest("Texts in stop must have 1 to 1024 characters.", param="stop")
     return stops
 
 

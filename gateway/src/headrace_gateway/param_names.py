@@ -60,8 +60,9 @@ def renaming(names: Mapping[str, str]) -> Iterator[None]:
         if error.param is None:
             raise
         param = renamed(error.param, names)
-        message = error.public_message.replace(error.param, param)
-        raise type(error)(message, param=param) from None
+        error.public_message = error.public_message.replace(error.param, param)
+        error.param, error.args = param, (error.public_message,)
+        raise
 
 
 def rename_parts(request: ApiRequest, names: Mapping[str, str]) -> None:

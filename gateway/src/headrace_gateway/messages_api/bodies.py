@@ -225,7 +225,8 @@ class MessagesBody(CountBody, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/messages."""
 
     max_tokens: Positive
-    stop_sequences: list[str] | None = None
+    # As many as workers take; Anthropic documents no bound.
+    stop_sequences: Annotated[list[str], Meta(max_length=64)] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None

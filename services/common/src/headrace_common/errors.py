@@ -51,7 +51,7 @@ class HeadraceError(Exception):
     retryable: ClassVar[bool] = False
     # `type` and `code` of the public error object, as OpenAI's SDKs know them.
     public_type: ClassVar[str] = "server_error"
-    public_code: ClassVar[str | None] = "internal_error"
+    public_code: str | None = "internal_error"
 
     def __init__(
         self,
