@@ -21,6 +21,7 @@ from headrace_gateway.batch_api.input_lines import MAX_LINE_BYTES
 from headrace_gateway.batch_api.line_call import LineCaller, LineOutcome
 from headrace_gateway.batch_api.stored_batches import Batch, StoredBatches
 from headrace_gateway.batch_api.stored_files import FileLimits, StoredFiles
+from headrace_gateway.pricing import cached_tokens
 from headrace_gateway.prompt import PromptEncoder
 from headrace_gateway.state import schema
 from headrace_gateway.state.store import Owner, StateStore
@@ -150,6 +151,35 @@ async def test_a_batch_from_lines_to_results(fleet: GatewayFleet) -> None:
     assert {it.price_tier for it in closed} == {usage_pb2.PRICE_TIER_BATCH}
     assert {it.priority for it in fleet.worker.requests} == {PRIORITY_BATCH}
     assert {it.priority for it in fleet.router.picks} == {PRIORITY_BATCH}
+
+
+@pytest.mark.parametrize("url", [URL, "/v1/embeddings"])
+async def test_a_batch_tells_what_its_answers_used(fleet: GatewayFleet, url: str) -> None:
+    """The sum of its lines, which is the sum in the books; not told before it is known."""
+    texts = ["a", "bb" * 40, "bb" * 40, "d"]
+    lines: list[dict[str, Any]] = []
+    for idx, text in enumerate(texts):
+        asked = line(text)
+        if url != URL:
+            asked |= {"url": url, "body": {"model": MODEL, "input": text}}
+        lines.append({**asked, "custom_id": str(idx)})
+    lines.append({**lines[0], "custom_id": "wrong", "body": {"model": "none"}})
+    async with fleet.openai() as client:
+        file_id = await upload(client, *lines)
+        made = await client.batches.create(
+            input_file_id=file_id, endpoint=url, completion_window="24h"
+        )
+        assert made.usage is None
+        batch = await ended(client, made.id)
+    closed = [it.usage for it in fleet.usage.closed_events()]
+    assert len(closed) == 4
+    assert batch.usage.input_tokens == sum(it.prompt_tokens for it in closed) > 0
+    assert batch.usage.output_tokens == sum(it.output_tokens for it in closed)
+    assert (batch.usage.output_tokens > 0) == (url == URL)
+    cached = sum(cached_tokens(it) for it in closed)
+    assert batch.usage.input_tokens_details.cached_tokens == cached
+    assert batch.usage.output_tokens_details.reasoning_tokens == 0
+    assert batch.usage.total_tokens == batch.usage.input_tokens + batch.usage.output_tokens
 
 
 async def test_a_file_may_begin_with_a_byte_order_mark(fleet: GatewayFleet) -> None:

@@ -43,6 +43,17 @@ _BATCH = object_of(
         "error_file_id": maybe(TEXT),
         "request_counts": object_of({"total": COUNT, "completed": COUNT, "failed": COUNT}),
         "metadata": maybe({"type": "object"}),
+        "usage": maybe(
+            object_of(
+                {
+                    "input_tokens": COUNT,
+                    "input_tokens_details": object_of({"cached_tokens": COUNT}),
+                    "output_tokens": COUNT,
+                    "output_tokens_details": object_of({"reasoning_tokens": COUNT}),
+                    "total_tokens": COUNT,
+                }
+            )
+        ),
         **{
             f"{moment}_at": _WHEN
             for moment in (

@@ -108,6 +108,7 @@ def _fresh(batch_id: str, asked: BatchBody, now_s: int) -> Json:
         "created_at": now_s,
         "expires_at": now_s + WINDOW_S,
         "metadata": asked.metadata,
+        "usage": None,
         "output_ttl_s": asked.output_expires_after and asked.output_expires_after.seconds,
         **{f"{moment}_at": None for moment in moments},
     }

@@ -32,6 +32,7 @@ from headrace_gateway.batch_api.input_lines import (
     result_line,
 )
 from headrace_gateway.batch_api.line_call import LineCaller, LineOutcome
+from headrace_gateway.batch_api.lines_usage import LinesUsage
 from headrace_gateway.batch_api.stored_batches import LEASE_S, Batch, PendingLine, StoredBatches
 from headrace_gateway.batch_api.stored_files import RESULTS, StoredFiles
 from headrace_gateway.state.store import once_there
@@ -311,26 +312,31 @@ class BatchRunner:
                 self._parts.caller.close_line(line.request_id)
 
     async def _finalize(self, batch: Batch, ending: str) -> None:
-        """Write the files of results; may be repeated."""
+        """Write the files of results and add up what they used; may be repeated."""
         serial = batch.batch_id.removeprefix("batch_")
+        usage = LinesUsage()
         ids: dict[str, object] = {}
         for succeeded, kind in ((True, "output"), (False, "error")):
             if await self._parts.batches.results(batch.batch_id, 0, 1, succeeded=succeeded):
                 file_id = f"file-{serial}{kind[0]}"
                 name = f"{batch.batch_id}_{kind}.jsonl"
-                pieces = self._result_pieces(batch.batch_id, succeeded=succeeded)
+                pieces = self._result_pieces(batch.batch_id, usage if succeeded else None)
                 ttl_s = batch.body.get("output_ttl_s")
                 await self._parts.files.save(batch.owner, file_id, name, RESULTS, pieces, ttl_s)
                 ids[f"{kind}_file_id"] = file_id
-        ids[f"{ending}_at"] = self._parts.batches.now_s()
+        ids |= {f"{ending}_at": self._parts.batches.now_s(), "usage": usage.as_json()}
         await self._parts.batches.move(batch.batch_id, ("finalizing",), ending, **ids)
 
-    async def _result_pieces(self, batch_id: str, *, succeeded: bool) -> AsyncIterator[bytes]:
+    async def _result_pieces(self, batch_id: str, usage: LinesUsage | None) -> AsyncIterator[bytes]:
+        """Yield the answered lines, counted in *usage*; without one, those that failed."""
         after_no = 0
         while found := await self._parts.batches.results(
-            batch_id, after_no, _PAGE_LINES, succeeded=succeeded
+            batch_id, after_no, _PAGE_LINES, succeeded=usage is not None
         ):
             after_no = found[-1][0]
+            if usage is not None:
+                for _, line in found:
+                    usage.add(line)
             yield b"".join(line + b"\n" for _, line in found)
 
 
