@@ -5,9 +5,17 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from headrace_common.errors import ModelNotFound, NoReplica
 from headrace_common.lifecycle import cancel_and_wait
-from headrace_router.discovery import Discovery, resolve_host
+from headrace_contracts.worker.v1.worker_pb2 import WORKER_STATE_LOADING, DescribeResponse
+from headrace_router.discovery import MAX_START_S, Discovery, resolve_host
 from headrace_testing.waiting import eventually
+
+
+def loading(worker_id: str, incarnation: int) -> DescribeResponse:
+    return DescribeResponse(
+        replica={"worker_id": worker_id, "incarnation": incarnation}, state=WORKER_STATE_LOADING
+    )
 
 
 class Names:
@@ -40,6 +48,7 @@ async def names(fleet) -> AsyncIterator[Names]:
         resolve=names.resolve,
         resolve_interval_s=0.01,
         on_failure=lambda: None,
+        clock=fleet.clock,
     )
     running = asyncio.create_task(discovery.run())
     yield names
@@ -68,6 +77,32 @@ async def test_a_worker_that_was_never_seen_may_serve_anything(names: Names, fle
     assert fleet.table.has_undescribed_models()
     names.addresses = {"w1"}
     await eventually(lambda: not fleet.table.has_undescribed_models())
+
+
+async def test_a_worker_that_never_comes_up_is_not_waited_for_for_ever(
+    names: Names, fleet, ask
+) -> None:
+    """An unknown model is then unknown, until the worker says what it serves after all."""
+    fleet.add("fixed:1")
+    names.addresses = {"w1"}
+    await eventually(lambda: len(names.watched) == 2)
+    # A start that fails again and again counts from its first beginning.
+    fleet.table.describe("w1", loading("w1", 1))
+    await asyncio.sleep(0.05)
+    fleet.clock.advance(MAX_START_S - 1)
+    fleet.table.describe("w1", loading("w1", 2))
+    await asyncio.sleep(0.05)
+    with pytest.raises(NoReplica):
+        fleet.choose(ask(model="other"))
+    fleet.clock.advance(1)
+    await eventually(lambda: not fleet.table.has_undescribed_models())
+    with pytest.raises(ModelNotFound):
+        fleet.choose(ask(model="other"))
+    fleet.add("w1", incarnation=3, model="other")
+    assert fleet.choose(ask(model="other")) is not None
+    # Its next life may serve something else.
+    fleet.table.describe("w1", loading("w1", 4))
+    assert fleet.table.has_undescribed_models()
 
 
 async def test_no_answer_changes_nothing(names: Names) -> None:

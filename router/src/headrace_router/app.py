@@ -161,6 +161,7 @@ class RouterApp:
             resolve=resolve_host,
             resolve_interval_s=self._settings.resolve_interval_s,
             on_failure=self.metrics.watch_failures.inc,
+            clock=self._clock,
         )
         self._supervise("discovery", discovery.run)
         self._supervise("index feed", self.feed.follow, self.metrics.index_failures.inc)

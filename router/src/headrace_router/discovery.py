@@ -8,6 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from headrace_common.clock import Clock
 from headrace_common.lifecycle import cancel_and_wait, supervise
 from headrace_common.settings import split_address
 from headrace_router.replicas import ReplicaTable
@@ -16,6 +17,8 @@ from headrace_router.settings import DNS_PREFIX
 _log = logging.getLogger(__name__)
 # A restarted worker is found again within this time.
 _MAX_RETRY_S = 1.0
+# Longer than weights take to be fetched and loaded; a mistyped model is waited for no longer.
+MAX_START_S = 1800.0
 Resolve = Callable[[str, int], Awaitable[set[str]]]
 
 
@@ -29,6 +32,7 @@ class Discovery:
         resolve: addresses of a host name, as ``host:port``.
         resolve_interval_s: time between two look-ups.
         on_failure: called whenever a connection ended or could not be made.
+        clock: says how long a worker takes to say what it serves.
     """
 
     def __init__(
@@ -40,13 +44,17 @@ class Discovery:
         resolve: Resolve,
         resolve_interval_s: float,
         on_failure: Callable[[], None],
+        clock: Clock,
     ) -> None:
         self._fixed = {entry for entry in entries if not entry.startswith(DNS_PREFIX)}
         names = [e.removeprefix(DNS_PREFIX) for e in entries if e.startswith(DNS_PREFIX)]
         self._names = [split_address(name) for name in names]
         self._table, self._follow, self._resolve = table, follow, resolve
         self._resolve_interval_s, self._on_failure = resolve_interval_s, on_failure
+        self._clock = clock
         self._watches: dict[str, asyncio.Task[None]] = {}
+        # Since when each worker is waited for that has yet to say what it serves.
+        self._waited_since_s: dict[str, float] = {}
 
     async def run(self) -> None:
         """Watch until cancelled, then stop every watch."""
@@ -55,6 +63,7 @@ class Discovery:
             while True:
                 if self._names:
                     await self._look_up()
+                self._give_up_late()
                 await asyncio.sleep(self._resolve_interval_s)
         finally:
             await cancel_and_wait(*self._watches.values())
@@ -76,6 +85,17 @@ class Discovery:
             if replica is None or not replica.is_reachable:
                 await cancel_and_wait(self._watches.pop(address))
                 self._table.remove(address)
+
+    def _give_up_late(self) -> None:
+        now_s, known = self._clock.now_s(), self._waited_since_s
+        self._waited_since_s = {it: known.get(it, now_s) for it in self._table.undescribed()}
+        for address, since_s in self._waited_since_s.items():
+            if since_s <= now_s - MAX_START_S and self._table.give_up(address):
+                _log.warning(
+                    "worker %s has not said in %.0f s what it serves: its models are unknown",
+                    address,
+                    now_s - since_s,
+                )
 
     def _start(self, addresses: set[str]) -> None:
         for address in sorted(addresses - set(self._watches)):

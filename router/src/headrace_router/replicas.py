@@ -72,6 +72,8 @@ class ReplicaTable:
         self._by_address: dict[str, Replica] = {}
         # Addresses of workers, seen there or not.
         self._expected: set[str] = set()
+        # Those of them that were waited for in vain.
+        self._given_up: set[str] = set()
         self._by_model: dict[str, list[Replica]] = {}
         self._listeners: list[Callable[[], None]] = []
         # Grows with each change but load.
@@ -97,6 +99,8 @@ class ReplicaTable:
         replica.role = described.role
         replica.cards = tuple(described.models)
         replica.models = frozenset(card.model for card in described.models)
+        if replica.cards:
+            self._given_up.discard(address)
         self._changed()
 
     def report(self, address: str, report: LoadReport, now_s: float) -> bool:
@@ -129,6 +133,7 @@ class ReplicaTable:
         """Forget an address. Idempotent."""
         if self._by_address.pop(address, None) is not None or address in self._expected:
             self._expected.discard(address)
+            self._given_up.discard(address)
             self._changed()
 
     def all(self) -> list[Replica]:
@@ -143,10 +148,22 @@ class ReplicaTable:
         """Return the replica at *address*."""
         return self._by_address.get(address)
 
+    def undescribed(self) -> set[str]:
+        """Return the addresses whose workers have yet to say what they serve."""
+        loading = {it.address for it in self._by_address.values() if not it.cards}
+        return loading | (self._expected - self._by_address.keys())
+
+    def give_up(self, address: str) -> bool:
+        """Wait no more for what its worker may serve, until it says so; False = done before."""
+        if address in self._given_up:
+            return False
+        self._given_up.add(address)
+        self._changed()
+        return True
+
     def has_undescribed_models(self) -> bool:
-        """Whether some worker has yet to say what it serves, which may be an unknown model."""
-        is_loading = any(not replica.cards for replica in self._by_address.values())
-        return is_loading or not self._expected <= self._by_address.keys()
+        """Whether a worker is waited for that may yet say that it serves an unknown model."""
+        return not self.undescribed() <= self._given_up
 
     def _changed(self) -> None:
         self.version += 1
