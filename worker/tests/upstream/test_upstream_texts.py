@@ -163,7 +163,7 @@ def test_a_prompt_that_is_too_long_is_told_as_such(said: dict[str, object]) -> N
     assert type(read_refusal(400, b'{"error": {"message": "no"}}', None)) is InvalidRequest
 
 
-@pytest.mark.parametrize("status", [204, 302, 408, 409, 500, 503])
+@pytest.mark.parametrize("status", [204, 302, 404, 408, 409, 500, 503])
 def test_what_was_not_to_be_expected_is_tried_elsewhere(status: int) -> None:
     """The client asked for nothing wrong, so another replica or a fallback may answer."""
     error = read_refusal(status, b"<a href='http://internal.example/'>", None)

@@ -16,7 +16,6 @@ from headrace_common.errors import (
     ContextTooLong,
     HeadraceError,
     InvalidRequest,
-    ModelNotFound,
     QueueFull,
     ReplicaLost,
     Unavailable,
@@ -218,7 +217,9 @@ def read_refusal(status: int, body: bytes, retry_after_s: float | None) -> Headr
         _log.error("the upstream refuses our key: %d", status)
         return Unavailable("The engine behind this model refuses us.", retry_after_s=30.0)
     if status == 404:
-        return ModelNotFound("The engine behind this model does not know it.", param="model")
+        # The fleet told clients of the model: not their mistake, and another replica may know it.
+        _log.error("the upstream knows neither our model nor the path: %s", message)
+        return Unavailable("The engine behind this model does not know it.", retry_after_s=1.0)
     if status in (400, 413, 422):
         is_of_context = any(words in message.lower() for words in _CONTEXT_WORDS)
         if code == "context_length_exceeded" or is_of_context:
