@@ -20,7 +20,8 @@ from headrace_common.clock import Clock
 from headrace_common.errors import InvalidRequest, QueueFull
 from headrace_contracts.worker.v1 import worker_pb2 as pb
 from headrace_worker.constraints.grammar_text import grammar_text
-from headrace_worker.constraints.matcher import GuidedConstraint, told
+from headrace_worker.constraints.matcher import GuidedConstraint
+from headrace_worker.constraints.refusals import told
 
 # Most constraints kept ready; each holds some 10 kB to a few MB.
 _MAX_KEPT = 128

@@ -20,10 +20,10 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from headrace_common.errors import InvalidRequest
+from headrace_worker.constraints.refusals import told
 from headrace_worker.engine.token_table import TokenTable
 from headrace_worker.model.info import ModelInfo
 
-_MAX_TOLD_CHARS = 200
 # Schemas with hundreds of members take a millisecond a token.
 _ALLOWED_S, _ALLOWED_PER_TOKEN_S = 0.25, 0.01
 
@@ -135,9 +135,3 @@ class GuidedConstraint:
 
     def _note_error(self) -> None:
         self.is_spent = True
-
-
-def told(what: str, error: str) -> InvalidRequest:
-    """Return llguidance's error about the client's own grammar, its first line, as ours."""
-    line = " ".join((error.strip().splitlines() or ["unknown"])[0].split())
-    return InvalidRequest(f"{what}: {line[:_MAX_TOLD_CHARS]}", param="constraint")
