@@ -72,7 +72,7 @@ class DailySums:
         )
         counts = counts_of(closed)
         values = (
-            0 if closed.HasField("replaces") else 1,
+            closed.moved_requests if closed.HasField("replaces") else 1,
             *counts,
             amounts.input_nano_usd,
             amounts.cached_input_nano_usd,

@@ -40,7 +40,8 @@ def issue_invoice(connection: Connection, request: pb.IssueInvoiceRequest, by: S
         period=request.period,
         issued_unix_s=by.unix_s,
         lines=lines_of(rest),
-        num_requests=sum(values[0] for values in rest.sums.values()),
+        # What is taken back may lie in this period, and what is owed instead in the next.
+        num_requests=max(0, sum(values[0] for values in rest.sums.values())),
     )
     _keep(connection, invoice, request.period, by)
     add_or_insert(connection, schema.invoiced_usage, list(rest.rows()))

@@ -11,7 +11,8 @@ receivable account and, split by class of tokens, from the model's revenue accou
 an entry sum to zero. Nothing is ever changed; corrections are entries of their own::
 
     swept --a real CLOSED after all--> the difference, booked as "<request id>:correction"
-    swept --and under another model--> all of that, and what was booked is taken back beside it
+    swept --and under another model--> all of that, and what was booked is taken back beside it,
+                                       the request itself too
 """
 
 from __future__ import annotations
@@ -203,13 +204,14 @@ def corrections(booked: UsageEvent, late: UsageEvent) -> list[UsageEvent]:
     if not has_moved:
         return [made]
     made.replaces.SetInParent()
-    if booked.usage == TokenUsage():
-        return [made]
+    made.moved_requests = 1
     back = UsageEvent()
     back.CopyFrom(booked)
     back.request_id, back.ending = back_id, late.ending
-    back.replaces.CopyFrom(booked.usage)
+    back.replaces.SetInParent()
+    back.replaces.MergeFrom(booked.usage)
     back.ClearField("usage")
+    back.moved_requests = -1
     return [made, back]
 
 

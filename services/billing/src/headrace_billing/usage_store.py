@@ -72,6 +72,7 @@ def _records(connection: Connection, request_ids: Sequence[str]) -> list[UsageRe
             if is_correction(row.request_id):
                 event.request_id = corrected_id(row.request_id)
                 event.ClearField("replaces")
+                event.ClearField("moved_requests")
                 amount_nano_usd += found[event.request_id].amount_nano_usd
             found[event.request_id] = UsageRecord(
                 event=event, amount_nano_usd=amount_nano_usd, closed=row.kind == CLOSED

@@ -25,21 +25,21 @@ _sym_db = _symbol_database.Default()
 from headrace_contracts.types.v1 import types_pb2 as headrace__contracts_dot_types_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'headrace_contracts/usage/v1/usage.proto\x12\x11headrace.usage.v1\x1a\'headrace_contracts/types/v1/types.proto\"\xdd\x05\n\nUsageEvent\x12\x30\n\x04kind\x18\x01 \x01(\x0e\x32\".headrace.usage.v1.UsageEvent.Kind\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\ttenant_id\x18\x03 \x01(\t\x12\x12\n\nproject_id\x18\x04 \x01(\t\x12\x0e\n\x06key_id\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x15\n\rprice_version\x18\x07 \x01(\x04\x12\x30\n\nprice_tier\x18\x08 \x01(\x0e\x32\x1c.headrace.usage.v1.PriceTier\x12\x18\n\x10occurred_unix_us\x18\t \x01(\x04\x12\x15\n\rhold_nano_usd\x18\n \x01(\x04\x12\x18\n\x10\x64\x65\x61\x64line_unix_us\x18\x0b \x01(\x04\x12,\n\x05usage\x18\x0c \x01(\x0b\x32\x1d.headrace.types.v1.TokenUsage\x12)\n\x06\x65nding\x18\r \x01(\x0e\x32\x19.headrace.usage.v1.Ending\x12\x11\n\testimated\x18\x0e \x01(\x08\x12/\n\x08replicas\x18\x0f \x03(\x0b\x32\x1d.headrace.types.v1.ReplicaRef\x12\x17\n\x0f\x61mount_nano_usd\x18\x10 \x01(\x04\x12\x0e\n\x06ttft_s\x18\x11 \x01(\x01\x12\x12\n\nduration_s\x18\x12 \x01(\x01\x12\x11\n\toutbox_id\x18\x13 \x01(\t\x12\x12\n\noutbox_seq\x18\x14 \x01(\x04\x12\x10\n\x08\x65ndpoint\x18\x15 \x01(\t\x12\x11\n\tstreaming\x18\x16 \x01(\x08\x12\x18\n\x10\x61\x64mitted_unix_us\x18\x17 \x01(\x04\x12/\n\x08replaces\x18\x18 \x01(\x0b\x32\x1d.headrace.types.v1.TokenUsage\">\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_OPENED\x10\x01\x12\x0f\n\x0bKIND_CLOSED\x10\x02\"\xb0\x01\n\x0bWorkerUsage\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12.\n\x07replica\x18\x02 \x01(\x0b\x32\x1d.headrace.types.v1.ReplicaRef\x12,\n\x05usage\x18\x03 \x01(\x0b\x32\x1d.headrace.types.v1.TokenUsage\x12\x15\n\rfinish_reason\x18\x04 \x01(\r\x12\x18\n\x10occurred_unix_us\x18\x05 \x01(\x04*o\n\tPriceTier\x12\x1a\n\x16PRICE_TIER_UNSPECIFIED\x10\x00\x12\x17\n\x13PRICE_TIER_STANDARD\x10\x01\x12\x14\n\x10PRICE_TIER_BATCH\x10\x02\x12\x17\n\x13PRICE_TIER_PRIORITY\x10\x03*\xa3\x01\n\x06\x45nding\x12\x16\n\x12\x45NDING_UNSPECIFIED\x10\x00\x12\x14\n\x10\x45NDING_COMPLETED\x10\x01\x12\x16\n\x12\x45NDING_CLIENT_GONE\x10\x02\x12\x19\n\x15\x45NDING_OUTPUT_BLOCKED\x10\x03\x12\x11\n\rENDING_FAILED\x10\x04\x12\x13\n\x0f\x45NDING_DEADLINE\x10\x05\x12\x10\n\x0c\x45NDING_SWEPT\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'headrace_contracts/usage/v1/usage.proto\x12\x11headrace.usage.v1\x1a\'headrace_contracts/types/v1/types.proto\"\xf5\x05\n\nUsageEvent\x12\x30\n\x04kind\x18\x01 \x01(\x0e\x32\".headrace.usage.v1.UsageEvent.Kind\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\ttenant_id\x18\x03 \x01(\t\x12\x12\n\nproject_id\x18\x04 \x01(\t\x12\x0e\n\x06key_id\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x15\n\rprice_version\x18\x07 \x01(\x04\x12\x30\n\nprice_tier\x18\x08 \x01(\x0e\x32\x1c.headrace.usage.v1.PriceTier\x12\x18\n\x10occurred_unix_us\x18\t \x01(\x04\x12\x15\n\rhold_nano_usd\x18\n \x01(\x04\x12\x18\n\x10\x64\x65\x61\x64line_unix_us\x18\x0b \x01(\x04\x12,\n\x05usage\x18\x0c \x01(\x0b\x32\x1d.headrace.types.v1.TokenUsage\x12)\n\x06\x65nding\x18\r \x01(\x0e\x32\x19.headrace.usage.v1.Ending\x12\x11\n\testimated\x18\x0e \x01(\x08\x12/\n\x08replicas\x18\x0f \x03(\x0b\x32\x1d.headrace.types.v1.ReplicaRef\x12\x17\n\x0f\x61mount_nano_usd\x18\x10 \x01(\x04\x12\x0e\n\x06ttft_s\x18\x11 \x01(\x01\x12\x12\n\nduration_s\x18\x12 \x01(\x01\x12\x11\n\toutbox_id\x18\x13 \x01(\t\x12\x12\n\noutbox_seq\x18\x14 \x01(\x04\x12\x10\n\x08\x65ndpoint\x18\x15 \x01(\t\x12\x11\n\tstreaming\x18\x16 \x01(\x08\x12\x18\n\x10\x61\x64mitted_unix_us\x18\x17 \x01(\x04\x12/\n\x08replaces\x18\x18 \x01(\x0b\x32\x1d.headrace.types.v1.TokenUsage\x12\x16\n\x0emoved_requests\x18\x19 \x01(\x11\">\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_OPENED\x10\x01\x12\x0f\n\x0bKIND_CLOSED\x10\x02\"\xb0\x01\n\x0bWorkerUsage\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12.\n\x07replica\x18\x02 \x01(\x0b\x32\x1d.headrace.types.v1.ReplicaRef\x12,\n\x05usage\x18\x03 \x01(\x0b\x32\x1d.headrace.types.v1.TokenUsage\x12\x15\n\rfinish_reason\x18\x04 \x01(\r\x12\x18\n\x10occurred_unix_us\x18\x05 \x01(\x04*o\n\tPriceTier\x12\x1a\n\x16PRICE_TIER_UNSPECIFIED\x10\x00\x12\x17\n\x13PRICE_TIER_STANDARD\x10\x01\x12\x14\n\x10PRICE_TIER_BATCH\x10\x02\x12\x17\n\x13PRICE_TIER_PRIORITY\x10\x03*\xa3\x01\n\x06\x45nding\x12\x16\n\x12\x45NDING_UNSPECIFIED\x10\x00\x12\x14\n\x10\x45NDING_COMPLETED\x10\x01\x12\x16\n\x12\x45NDING_CLIENT_GONE\x10\x02\x12\x19\n\x15\x45NDING_OUTPUT_BLOCKED\x10\x03\x12\x11\n\rENDING_FAILED\x10\x04\x12\x13\n\x0f\x45NDING_DEADLINE\x10\x05\x12\x10\n\x0c\x45NDING_SWEPT\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headrace_contracts.usage.v1.usage_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PRICETIER']._serialized_start=1018
-  _globals['_PRICETIER']._serialized_end=1129
-  _globals['_ENDING']._serialized_start=1132
-  _globals['_ENDING']._serialized_end=1295
+  _globals['_PRICETIER']._serialized_start=1042
+  _globals['_PRICETIER']._serialized_end=1153
+  _globals['_ENDING']._serialized_start=1156
+  _globals['_ENDING']._serialized_end=1319
   _globals['_USAGEEVENT']._serialized_start=104
-  _globals['_USAGEEVENT']._serialized_end=837
-  _globals['_USAGEEVENT_KIND']._serialized_start=775
-  _globals['_USAGEEVENT_KIND']._serialized_end=837
-  _globals['_WORKERUSAGE']._serialized_start=840
-  _globals['_WORKERUSAGE']._serialized_end=1016
+  _globals['_USAGEEVENT']._serialized_end=861
+  _globals['_USAGEEVENT_KIND']._serialized_start=799
+  _globals['_USAGEEVENT_KIND']._serialized_end=861
+  _globals['_WORKERUSAGE']._serialized_start=864
+  _globals['_WORKERUSAGE']._serialized_end=1040
 # @@protoc_insertion_point(module_scope)

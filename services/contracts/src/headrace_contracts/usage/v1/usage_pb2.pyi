@@ -123,6 +123,7 @@ class UsageEvent(_message.Message):
     STREAMING_FIELD_NUMBER: _builtins.int
     ADMITTED_UNIX_US_FIELD_NUMBER: _builtins.int
     REPLACES_FIELD_NUMBER: _builtins.int
+    MOVED_REQUESTS_FIELD_NUMBER: _builtins.int
     kind: Global___UsageEvent.Kind.ValueType
     request_id: _builtins.str
     tenant_id: _builtins.str
@@ -153,6 +154,10 @@ class UsageEvent(_message.Message):
     admitted_unix_us: _builtins.int
     """When the request was admitted, which fixes its price; 0 = worked out from the other times.
     Wall time, Unix, microseconds.
+    """
+    moved_requests: _builtins.int
+    """Only in the ledger, of a correction: 1 = its model is now whose request it is, -1 = it is no
+    longer; 0 = that stays as it was.
     """
     @_builtins.property
     def usage(self) -> _types_pb2.TokenUsage:
@@ -195,10 +200,11 @@ class UsageEvent(_message.Message):
         streaming: _builtins.bool = ...,
         admitted_unix_us: _builtins.int = ...,
         replaces: _types_pb2.TokenUsage | None = ...,
+        moved_requests: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["replaces", b"replaces", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted_unix_us", b"admitted_unix_us", "amount_nano_usd", b"amount_nano_usd", "deadline_unix_us", b"deadline_unix_us", "duration_s", b"duration_s", "ending", b"ending", "endpoint", b"endpoint", "estimated", b"estimated", "hold_nano_usd", b"hold_nano_usd", "key_id", b"key_id", "kind", b"kind", "model", b"model", "occurred_unix_us", b"occurred_unix_us", "outbox_id", b"outbox_id", "outbox_seq", b"outbox_seq", "price_tier", b"price_tier", "price_version", b"price_version", "project_id", b"project_id", "replaces", b"replaces", "replicas", b"replicas", "request_id", b"request_id", "streaming", b"streaming", "tenant_id", b"tenant_id", "ttft_s", b"ttft_s", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted_unix_us", b"admitted_unix_us", "amount_nano_usd", b"amount_nano_usd", "deadline_unix_us", b"deadline_unix_us", "duration_s", b"duration_s", "ending", b"ending", "endpoint", b"endpoint", "estimated", b"estimated", "hold_nano_usd", b"hold_nano_usd", "key_id", b"key_id", "kind", b"kind", "model", b"model", "moved_requests", b"moved_requests", "occurred_unix_us", b"occurred_unix_us", "outbox_id", b"outbox_id", "outbox_seq", b"outbox_seq", "price_tier", b"price_tier", "price_version", b"price_version", "project_id", b"project_id", "replaces", b"replaces", "replicas", b"replicas", "request_id", b"request_id", "streaming", b"streaming", "tenant_id", b"tenant_id", "ttft_s", b"ttft_s", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
