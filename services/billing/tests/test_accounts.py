@@ -13,9 +13,10 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
-from sqlalchemy import text
+from sqlalchemy import func, select, text
 
 import headrace_launcher.accounts
+from headrace_billing import desk, schema
 from headrace_billing.admin_routes import ROUTES
 from headrace_billing.audit import Stamp
 from headrace_billing.bookkeeper import Bookkeeper
@@ -170,6 +171,39 @@ async def test_a_write_with_an_idempotency_key_is_done_once(office: Office) -> N
     await office.ask("POST", "/keys", 400, json=other, headers=headers)
     keys = (await office.ask("GET", "/keys", params={"tenant_id": "acme"}))["keys"]
     assert len(keys) == 1
+
+
+async def test_writes_are_forgotten_after_a_while(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each that comes deletes some of the oldest, so that none of them has much to do."""
+    monkeypatch.setattr(desk, "_MAX_FORGOTTEN_AT_ONCE", 2)
+
+    async def put(number: int) -> None:
+        headers = {"idempotency-key": f"k{number}"}
+        await office.ask("PUT", "/plans/p", json={"name": f"{number}"}, headers=headers)
+
+    async def kept() -> int:
+        query = select(func.count()).select_from(schema.idempotent_writes)
+        return await office.database.read(lambda it: it.execute(query).scalar_one())
+
+    for number in range(5):
+        await put(number)
+    office.clock.advance(90 * 86_400 - 10)
+    await put(5)
+    assert await kept() == 6
+    await put(0)
+    office.clock.advance(11)
+    for number, left in ((6, 5), (7, 4), (8, 4)):
+        await put(number)
+        assert await kept() == left
+    # A write of before is a new one now; one of since is still known.
+    await put(0)
+    plans = await office.ask("GET", "/plans")
+    assert [it["name"] for it in plans["plans"]] == ["0"]
+    await put(5)
+    plans = await office.ask("GET", "/plans")
+    assert [it["name"] for it in plans["plans"]] == ["0"]
 
 
 async def test_mistakes_are_refused_by_name(office: Office) -> None:

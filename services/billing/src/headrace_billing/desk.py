@@ -1,7 +1,8 @@
 """Where every change by an administrator passes: one transaction, an audit, an announcement.
 
 A write that names an idempotency key is done once: its answer is kept beside it, without secrets,
-and given again to the same request; the same key for another request is refused.
+and given again to the same request; the same key for another request is refused. Old answers are
+deleted by those that come, some by each.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from google.protobuf.message import Message
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, delete, select, update
 
 from headrace_billing import schema
 from headrace_billing.audit import OPERATOR, Stamp
 from headrace_billing.changes import ChangeFeed
+from headrace_billing.daily import SECONDS_PER_DAY
 from headrace_billing.key_rules import check_storable
 from headrace_billing.store import Database
 from headrace_common.clock import Clock
@@ -26,6 +28,7 @@ from headrace_contracts.billing.v1.billing_pb2 import CreateKeyResponse
 
 R = TypeVar("R", bound=Message)
 T = TypeVar("T")
+_MAX_FORGOTTEN_AT_ONCE = 100
 MAX_IDEMPOTENCY_KEY_CHARS = 255
 
 
@@ -46,9 +49,13 @@ class Desk:
         database: where things are.
         feed: told after each change.
         clock: time.
+        kept_days: how long a write that names an idempotency key is known.
     """
 
-    def __init__(self, database: Database, feed: ChangeFeed, clock: Clock) -> None:
+    def __init__(
+        self, database: Database, feed: ChangeFeed, clock: Clock, kept_days: int = 90
+    ) -> None:
+        self._kept_s = kept_days * SECONDS_PER_DAY
         self._database = database
         self._feed = feed
         self._clock = clock
@@ -85,11 +92,26 @@ class Desk:
         def once(connection: Connection) -> R:
             if not key:
                 return work(connection, by)
+            _forget_writes(connection, by.unix_s - self._kept_s)
             return _once(connection, by, key, request, kind, lambda: work(connection, by))
 
         answer = await self._database.write(once)
         self._feed.nudge()
         return answer
+
+
+def _forget_writes(connection: Connection, before_unix_s: int) -> None:
+    """Delete some answers of before then: more than come, so that none are left in the end."""
+    table = schema.idempotent_writes
+    oldest = (
+        select(table.c.write_sha256)
+        .where(table.c.at_unix_s < before_unix_s)
+        .order_by(table.c.at_unix_s)
+        .limit(_MAX_FORGOTTEN_AT_ONCE)
+        # What another write deletes already is its own matter.
+        .with_for_update(skip_locked=True)
+    )
+    connection.execute(delete(table).where(table.c.write_sha256.in_(oldest)))
 
 
 def _once(

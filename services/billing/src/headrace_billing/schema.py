@@ -137,7 +137,7 @@ idempotent_writes = Table(
     # SHA-256 over action and request: the same key for something else is refused.
     Column("request_sha256", LargeBinary, nullable=False),
     Column("answer", LargeBinary, nullable=False),
-    Column("at_unix_s", BigInteger, nullable=False),
+    Column("at_unix_s", BigInteger, nullable=False, index=True),
 )
 
 usage_events = Table(

@@ -87,7 +87,7 @@ class BillingServer:
         )
         self._credit_expiry = CreditExpiry(self._database, clock)
         services = DESCRIPTOR.services_by_name
-        desk = Desk(self._database, self._feed, clock)
+        desk = Desk(self._database, self._feed, clock, settings.idempotency_days)
         self._policies = PolicyNames(settings.guard_address)
         admin, accounts = AdminService(desk, self._policies), AccountsService(desk)
         ledger = LedgerService(self._database)

@@ -53,6 +53,13 @@ class BillingSettings(RpcServiceSettings):
         description="How long the workers' own counts are kept, for the sweeper and reconcile. "
         "Days.",
     )
+    idempotency_days: int = Field(
+        90,
+        ge=1,
+        le=36_500,
+        description="How long a write of the admin API that names an Idempotency-Key is known, so "
+        "that a repeat is not done again. Days.",
+    )
     guard_address: OptionalAddress = Field(
         "",
         description="host:port of the guard, asked which policies keys may name; empty = any name.",
