@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import socket
 import struct
+import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -52,6 +55,35 @@ def test_a_client_that_says_nothing_holds_no_thread(monkeypatch, sent) -> None:
         client.sendall(sent)
         assert client.recv(1) == b""
     server.close()
+
+
+def test_a_byte_now_and_then_holds_no_thread_either(monkeypatch, capfd) -> None:
+    """Others are served meanwhile, and the log says nothing of it."""
+    monkeypatch.setattr(metrics, "_CONNECTION_S", 0.3)
+    server = ObservabilityServer("127.0.0.1", 0, new_registry(), lambda: True)
+    before = threading.active_count()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=0.05) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nx: ")
+
+        def is_cut() -> bool:
+            with contextlib.suppress(TimeoutError):
+                try:
+                    client.sendall(b"y")
+                    return client.recv(1) == b""
+                except ConnectionError:
+                    return True
+            return False
+
+        assert not is_cut()
+        assert threading.active_count() == before + 1
+        assert get(server.port, "/health")[0] == 200
+        assert any(is_cut() for _ in range(100))
+    deadline_s = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+    server.close()
+    assert capfd.readouterr().err == ""
 
 
 def test_readiness_is_a_metric_too(port, readiness) -> None:

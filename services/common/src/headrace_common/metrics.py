@@ -6,10 +6,13 @@ docs/METRICS.md is rendered from those. Label values come from small enums, neve
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -60,8 +63,10 @@ def _free_bytes(folder: Path) -> float:
         return float("nan")
 
 
-# A scrape asks at once, and reads its answer.
+# A scrape asks at once, and reads its answer: so long it may say, or read, nothing, and so long may
+# it all take, to whoever sends a byte now and then.
 _SILENT_CLIENT_S = 10.0
+_CONNECTION_S = 20.0
 
 
 class RpcMetrics:
@@ -108,7 +113,7 @@ class ObservabilityServer:
         show_ready(registry, is_ready)
 
         class Handler(BaseHTTPRequestHandler):
-            # Each connection holds a thread: for so long it may say, or read, nothing.
+            # Each connection holds a thread.
             timeout = _SILENT_CLIENT_S
 
             def do_GET(self) -> None:
@@ -123,7 +128,6 @@ class ObservabilityServer:
                 """Scrapes are not worth a line."""
 
         self._server = _QuietServer((host, port), Handler)
-        self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="observability", daemon=True
@@ -138,6 +142,32 @@ class ObservabilityServer:
 
 
 class _QuietServer(ThreadingHTTPServer):
+    """Ends connections that have lasted too long, and says nothing of clients that left."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        # Monotonic time of each connection's begin.
+        self._begun_s: dict[socket.socket, float] = {}
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:  # Any: as in the base
+        self._begun_s[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:  # Any: as in the base
+        self._begun_s.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Twice a second, between two connections: what waits for a late client wakes and ends."""
+        latest_s = time.monotonic() - _CONNECTION_S
+        for request, begun_s in list(self._begun_s.items()):
+            if begun_s < latest_s:
+                # Its own thread may have closed it at this moment.
+                with contextlib.suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
+
     def handle_error(self, request: Any, client_address: Any) -> None:  # Any: as in the base
         """Say nothing of clients that left before their answer: a probe may, every second."""
         if not isinstance(sys.exception(), ConnectionError):
