@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from http import HTTPStatus
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -88,15 +89,26 @@ def rest_app(
     async def on_invalid(request: Request, error: RequestValidationError) -> Response:
         return _answer(request, _explain(error))
 
+    @app.exception_handler(404)
+    async def on_unknown(request: Request, _error: HTTPException) -> Response:
+        asked = f"{request.method[:20]} {request.url.path[:200]}"
+        return _answer(request, error_body.UnknownUrl(f"Unknown request URL: {asked}."))
+
+    @app.exception_handler(405)
+    async def on_other_method(request: Request, _error: HTTPException) -> Response:
+        told = f"{request.method[:20]} is not allowed on {request.url.path[:200]}."
+        allowed = _allowed(request, routers, posts)
+        return _answer(request, error_body.MethodNotAllowed(told, allowed))
+
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
-        url = request.url.path[:200]
-        if error.status_code == 405:
-            told = f"{request.method[:20]} is not allowed on {url}."
-            allowed = _allowed(request, routers, posts)
-            return _answer(request, error_body.MethodNotAllowed(told, allowed))
-        unknown = error_body.UnknownUrl(f"Unknown request URL: {request.method[:20]} {url}.")
-        return _answer(request, unknown)
+        # Its own text may be about the framework's inside.
+        told = f"The request is refused: {HTTPStatus(error.status_code).phrase}."
+        kind = Internal() if error.status_code >= 500 else InvalidRequest(told)
+        answer = _answer(request, kind)
+        answer.status_code = error.status_code
+        answer.headers.update(error.headers or {})
+        return answer
 
     @app.exception_handler(Exception)
     async def on_failure(request: Request, error: Exception) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from http import HTTPStatus
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -10,7 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from headrace_common.errors import HeadraceError, Internal, NotFound, error_body
+from headrace_common.errors import HeadraceError, Internal, InvalidRequest, NotFound, error_body
 
 _log = logging.getLogger(__name__)
 
@@ -40,19 +41,31 @@ def add_errors(app: FastAPI) -> None:
             headers["www-authenticate"] = "Bearer"
         return JSONResponse(error_body(error), status_code=error.http_status, headers=headers)
 
-    @app.exception_handler(HTTPException)
-    async def on_http_error(request: Request, error: HTTPException) -> Response:
-        asked = f"{request.method[:20]} {request.url.path[:200]}"
-        if error.status_code != 405:
-            return await on_error(request, UnknownUrl(f"Unknown request URL: {asked}."))
-        answer = await on_error(request, MethodNotAllowed(f"{asked} is not offered."))
+    @app.exception_handler(404)
+    async def on_unknown(request: Request, _error: HTTPException) -> Response:
+        return await on_error(request, UnknownUrl(f"Unknown request URL: {_asked(request)}."))
+
+    @app.exception_handler(405)
+    async def on_other_method(request: Request, _error: HTTPException) -> Response:
+        answer = await on_error(request, MethodNotAllowed(f"{_asked(request)} is not offered."))
         answer.headers["allow"] = ", ".join(sorted(_methods(app, request)))
         return answer
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(_request: Request, error: HTTPException) -> Response:
+        # Its own text may be about the framework's inside.
+        told = f"The request is refused: {HTTPStatus(error.status_code).phrase}."
+        kind = Internal() if error.status_code >= 500 else InvalidRequest(told)
+        return JSONResponse(error_body(kind), status_code=error.status_code, headers=error.headers)
 
     @app.exception_handler(Exception)
     async def on_failure(request: Request, error: Exception) -> Response:
         _log.error("%s failed", request.url.path, exc_info=error)
         return JSONResponse(error_body(Internal()), status_code=500)
+
+
+def _asked(request: Request) -> str:
+    return f"{request.method[:20]} {request.url.path[:200]}"
 
 
 def _methods(app: FastAPI, request: Request) -> set[str]:
