@@ -9,7 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace_gateway.state.idempotency_records import LEASE_S, ClaimKind, IdempotencyRecords
+from headrace_gateway.state.idempotency_records import (
+    LEASE_S,
+    ClaimKind,
+    IdempotencyRecords,
+    StoredAnswer,
+)
 from headrace_gateway.state.store import StateStore
 from headrace_testing.clock import FakeClock
 from headrace_testing.gateway_fleet import GatewayFleet, chat_body
@@ -122,4 +127,33 @@ async def test_a_dead_process_leaves_its_request_id(tmp_path: Path, clock: FakeC
     assert (taken.kind, taken.request_id) == (ClaimKind.OWN, "req_1")
     clock.advance(61)
     assert (await records.claim(b"r", b"other", "req_4")).request_id == "req_4"
+    await state.close()
+
+
+async def test_a_process_that_was_overtaken_changes_nothing(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    """It was frozen for longer than its lease: it may not free, renew or answer what is another's.
+
+    Freed, the record would be claimed by a third request, which would run under an id of its own
+    beside the second: two bills.
+    """
+    state = StateStore(f"sqlite:///{tmp_path / 's.sqlite3'}", clock)
+    records = IdempotencyRecords(state, 600)
+    await records.claim(b"r", b"body", "req_1")
+    clock.advance(LEASE_S - 1)
+    await records.renew(b"r", "req_1")
+    clock.advance(LEASE_S - 1)
+    assert (await records.claim(b"r", b"body", "req_2")).kind is ClaimKind.RUNNING
+    clock.advance(1)
+    assert (await records.claim(b"r", b"body", "req_2")).request_id == "req_1"
+    await records.release(b"r", "req_1")
+    await records.renew(b"r", "req_1")
+    late, good = StoredAnswer(200, [], b"late"), StoredAnswer(200, [(b"a", b"b")], b"good")
+    assert not await records.keep(b"r", "req_1", late)
+    assert (await records.claim(b"r", b"body", "req_3")).kind is ClaimKind.RUNNING
+    assert await records.keep(b"r", "req_2", good)
+    assert not await records.keep(b"r", "req_1", late)
+    found = await records.claim(b"r", b"body", "req_3")
+    assert (found.kind, found.request_id, found.answer) == (ClaimKind.FINISHED, "req_1", good)
     await state.close()

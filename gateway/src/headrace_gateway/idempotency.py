@@ -5,8 +5,8 @@
   answer. A repetition that comes meanwhile waits, up to a bound, then gets 409 with Retry-After.
 - Streams are kept whole and replayed.
 - A refusal, or a failure in the middle, is not kept: the repetition is tried anew.
-- When the process dies in between, the repetition runs under the first request's id: the ledger
-  books an id once.
+- When the process dies in between, the repetition runs under the first request's id, once nobody
+  has renewed its lease for some seconds: the ledger books an id once.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Idempotency:
             return "replayed"
         if claim.request_id != caller.request_id:
             _rename(exchange, caller.request_id, claim.request_id)
-        exchange_both = _TeeExchange(exchange, self._records, record_id)
+        exchange_both = _TeeExchange(exchange, self._records, record_id, caller.request_id)
         owned = Caller(claim.request_id, caller.principal, exchange_both)
         task = asyncio.create_task(self._work(owned, exchange_both, body, work))
         self._running.add(task)
@@ -112,25 +112,25 @@ class Idempotency:
             waited_s += _POLL_S
 
     async def _work(self, caller: Caller, exchange: _TeeExchange, body: bytes, work: Work) -> str:
-        renewing = asyncio.create_task(self._renew(exchange.record_id))
+        renewing = asyncio.create_task(self._renew(exchange))
         try:
             return await work(caller, exchange, body)
         finally:
             await cancel_and_wait(renewing)
             if not exchange.is_kept:
-                await asyncio.shield(self._release(exchange.record_id))
+                await asyncio.shield(self._release(exchange))
 
-    async def _renew(self, record_id: bytes) -> None:
+    async def _renew(self, exchange: _TeeExchange) -> None:
         while True:
             await asyncio.sleep(LEASE_S / 4)
             try:
-                await self._records.renew(record_id)
+                await self._records.renew(exchange.record_id, exchange.owner)
             except HeadraceError as error:
                 _log.warning("an idempotency record's lease: %s", error)
 
-    async def _release(self, record_id: bytes) -> None:
+    async def _release(self, exchange: _TeeExchange) -> None:
         try:
-            await self._records.release(record_id)
+            await self._records.release(exchange.record_id, exchange.owner)
         except HeadraceError as error:
             _log.warning("an idempotency record stays claimed until its lease ends: %s", error)
 
@@ -144,9 +144,12 @@ class Idempotency:
 class _TeeExchange(CapturedExchange):
     """Keeps an answer, and sends it on as long as the client is there."""
 
-    def __init__(self, live: HttpExchange, records: IdempotencyRecords, record_id: bytes) -> None:
+    def __init__(
+        self, live: HttpExchange, records: IdempotencyRecords, record_id: bytes, owner: str
+    ) -> None:
         super().__init__(live.request_headers)
-        self._live, self._records, self.record_id = live, records, record_id
+        self._live, self._records = live, records
+        self.record_id, self.owner = record_id, owner
         self.headers = live.headers
         self.is_kept = False
 
@@ -193,8 +196,7 @@ class _TeeExchange(CapturedExchange):
             return
         try:
             answer = StoredAnswer(self.status, list(self.headers), body)
-            await self._records.keep(self.record_id, answer)
-            self.is_kept = True
+            self.is_kept = await self._records.keep(self.record_id, self.owner, answer)
         except HeadraceError as error:
             _log.warning("an idempotent answer cannot be kept: %s", error)
 

@@ -5,22 +5,29 @@
     (none) --claim--> running --keep--> finished --expiry--> (none)
                         |  '--- release: refused or failed ---> (none)
                         '-- its process dies --> lease over --> claimed again, same request id
+
+A process that was only slow, and whose request is another's by now, changes nothing any more: each
+claim has an owner.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import orjson
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import ColumnElement, Connection, delete, select, update
 
 from headrace_common.database import insert_new
 from headrace_gateway.error_body import Headers
 from headrace_gateway.state.schema import idempotency as table
 from headrace_gateway.state.store import StateStore
 
-LEASE_S = 20
+# A repetition waits so long for a process that died. One that is frozen for longer is overtaken:
+# both run under one request id, which the ledger books once.
+LEASE_S = 8
 
 
 class ClaimKind(Enum):
@@ -63,13 +70,14 @@ class IdempotencyRecords:
         self._state, self._ttl_s = state, ttl_s
 
     async def claim(self, record_id: bytes, body_sha256: bytes, request_id: str) -> Claim:
-        """Claim a record, or find out what has become of it."""
+        """Claim a record, or find out what has become of it; *request_id* owns what it claims."""
         now_s = self._state.now_s()
-        row = {
+        row: dict[str, Any] = {  # Any: column values
             "record_id": record_id,
             "body_sha256": body_sha256,
             "request_id": request_id,
             "lease_until_s": now_s + LEASE_S,
+            "owner": request_id,
             "status": 0,
             "headers": b"[]",
             "answer": b"",
@@ -81,42 +89,49 @@ class IdempotencyRecords:
             connection.execute(delete(table).where(*over))
             if insert_new(connection, table, [row]):
                 return Claim(ClaimKind.OWN, request_id)
-            return _found(connection, record_id, body_sha256, now_s)
+            return _found(connection, row, now_s)
 
         return await self._state.write(work)
 
-    async def renew(self, record_id: bytes) -> None:
+    async def renew(self, record_id: bytes, owner: str) -> None:
         """Show that the request still runs."""
         until_s = self._state.now_s() + LEASE_S
-        where = (table.c.record_id == record_id, table.c.lease_until_s > 0)
-        await self._state.write(
-            lambda it: it.execute(update(table).where(*where).values(lease_until_s=until_s))
-        )
+        await self._change(record_id, owner, lease_until_s=until_s)
 
-    async def keep(self, record_id: bytes, answer: StoredAnswer) -> None:
-        """Keep a complete answer."""
+    async def keep(self, record_id: bytes, owner: str, answer: StoredAnswer) -> bool:
+        """Keep a complete answer; return False if the record is another's by now."""
         pairs = [
             [name.decode("latin-1"), value.decode("latin-1")] for name, value in answer.headers
         ]
-        values = {
-            "lease_until_s": 0,
-            "status": answer.status,
-            "headers": orjson.dumps(pairs),
-            "answer": answer.body,
-        }
-        where = table.c.record_id == record_id
-        await self._state.write(lambda it: it.execute(update(table).where(where).values(values)))
+        return await self._change(
+            record_id,
+            owner,
+            lease_until_s=0,
+            status=answer.status,
+            headers=orjson.dumps(pairs),
+            answer=answer.body,
+        )
 
-    async def release(self, record_id: bytes) -> None:
+    async def release(self, record_id: bytes, owner: str) -> None:
         """Give a claim back: nothing came of it that a repetition could get."""
-        where = (table.c.record_id == record_id, table.c.lease_until_s > 0)
-        await self._state.write(lambda it: it.execute(delete(table).where(*where)))
+        running = _running(record_id, owner)
+        await self._state.write(lambda it: it.execute(delete(table).where(*running)))
+
+    async def _change(self, record_id: bytes, owner: str, **values: object) -> bool:
+        changed = update(table).where(*_running(record_id, owner)).values(**values)
+        return await self._state.write(lambda it: it.execute(changed).rowcount) > 0
 
 
-def _found(connection: Connection, record_id: bytes, body_sha256: bytes, now_s: int) -> Claim:
-    row = connection.execute(select(table).where(table.c.record_id == record_id)).mappings().one()
+def _running(record_id: bytes, owner: str) -> tuple[ColumnElement[bool], ...]:
+    return table.c.record_id == record_id, table.c.owner == owner, table.c.lease_until_s > 0
+
+
+def _found(connection: Connection, wanted: Mapping[str, Any], now_s: int) -> Claim:
+    """Look at the record that is there already."""
+    this = table.c.record_id == wanted["record_id"]
+    row = connection.execute(select(table).where(this)).mappings().one()
     request_id = row["request_id"]
-    if row["body_sha256"] != body_sha256:
+    if row["body_sha256"] != wanted["body_sha256"]:
         return Claim(ClaimKind.OTHER_BODY, request_id)
     if row["lease_until_s"] == 0:
         headers = [
@@ -127,6 +142,6 @@ def _found(connection: Connection, record_id: bytes, body_sha256: bytes, now_s: 
         return Claim(ClaimKind.FINISHED, request_id, answer)
     if row["lease_until_s"] > now_s:
         return Claim(ClaimKind.RUNNING, request_id)
-    taken = update(table).where(table.c.record_id == record_id)
-    connection.execute(taken.values(lease_until_s=now_s + LEASE_S))
+    taken = {name: wanted[name] for name in ("lease_until_s", "owner")}
+    connection.execute(update(table).where(this).values(**taken))
     return Claim(ClaimKind.OWN, request_id)

@@ -115,6 +115,8 @@ idempotency = Table(
     Column("request_id", Text, nullable=False),
     # 0 = the answer is complete.
     Column("lease_until_s", BigInteger, nullable=False),
+    # Id that the request had whose process answers: another one than request_id after a takeover.
+    Column("owner", Text, nullable=False, server_default=""),
     Column("status", Integer, nullable=False),
     # JSON pairs.
     Column("headers", LargeBinary, nullable=False),
