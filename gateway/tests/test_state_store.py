@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, insert, select, text, update
 
 from headrace_gateway.batch_api.stored_batches import StoredBatches
 from headrace_gateway.state import schema
@@ -89,6 +89,25 @@ async def test_tables_of_a_newer_gateway_are_refused(tmp_path: Path, clock: Fake
         await second.sweep()
     await first.close()
     await second.close()
+
+
+async def test_tables_of_an_older_gateway_are_changed(tmp_path: Path, clock: FakeClock) -> None:
+    """What they hold stays, and can be worked with."""
+    url = f"sqlite:///{tmp_path / 's.sqlite3'}"
+    old, new = StateStore(url, clock), StateStore(url, clock)
+    await IdempotencyRecords(old, 60).claim(b"r", b"body", "req_1")
+
+    def undo(connection: Connection) -> None:
+        connection.execute(text("ALTER TABLE gw_idempotency DROP COLUMN owner"))
+        connection.execute(update(schema.meta).values(value=2))
+
+    await old.write(undo)
+    records = IdempotencyRecords(new, 60)
+    assert (await records.claim(b"r", b"body", "req_2")).kind is ClaimKind.RUNNING
+    clock.advance(LEASE_S)
+    assert (await records.claim(b"r", b"body", "req_2")).request_id == "req_1"
+    await old.close()
+    await new.close()
 
 
 async def test_the_tables_work_on_postgresql(postgres_url: str, clock: FakeClock) -> None:

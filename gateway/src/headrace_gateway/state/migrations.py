@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqlalchemy import DDL, Connection, inspect, select
+from sqlalchemy import Connection, inspect, select, text
 
 from headrace_common.database import lock_for_migration, put
 from headrace_gateway.state import schema
@@ -33,7 +33,7 @@ def _v2_response_events(connection: Connection) -> None:
 def _v3_idempotency_owner(connection: Connection) -> None:
     table = schema.idempotency.name
     if not any(it["name"] == "owner" for it in inspect(connection).get_columns(table)):
-        connection.execute(DDL(f"ALTER TABLE {table} ADD COLUMN owner TEXT NOT NULL DEFAULT ''"))
+        connection.execute(text(f"ALTER TABLE {table} ADD COLUMN owner TEXT NOT NULL DEFAULT ''"))
 
 
 STEPS: tuple[Callable[[Connection], None], ...] = (
