@@ -42,6 +42,51 @@ async def test_a_requests_story(fleet: GatewayFleet) -> None:
         assert (await rival.get(f"/v1/requests/{request_id}")).status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        ({"X-Client-Request-Id": "job 7/a"}, "job 7/a"),
+        ({"X-Request-Id": "proxy"}, "proxy"),
+        ({"X-Request-Id": "proxy", "X-Client-Request-Id": "mine"}, "mine"),
+        ({"X-Request-Id": "p" * 513}, None),
+        ({"X-Client-Request-Id": "c" * 512}, "c" * 512),
+        ({}, None),
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"Idempotency-Key": "k"}])
+async def test_a_clients_own_id_is_told(
+    fleet: GatewayFleet, sent: dict[str, str], told: str | None, more: dict[str, str]
+) -> None:
+    """Beside ours, which stays the one of the answer."""
+    async with fleet.http() as client:
+        headers = {**sent, **more}
+        answer = await client.post("/v1/chat/completions", json=chat_body(), headers=headers)
+        request_id = answer.headers["x-request-id"]
+        story = (await client.get(f"/v1/requests/{request_id}")).json()
+    assert request_id.startswith("req_")
+    assert story["client_request_id"] == told
+
+
+async def test_a_clients_id_that_is_no_plain_text_is_refused(
+    fleet: GatewayFleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As OpenAI refuses it; a good one stands in the log of what fails."""
+    fleet.worker.switches.refuse = True
+    async with fleet.http() as client:
+
+        async def ask(client_id: bytes) -> dict[str, str]:
+            headers = {"X-Client-Request-Id": client_id}
+            answer = await client.post("/v1/chat/completions", json=chat_body(), headers=headers)
+            error: dict[str, str] = answer.json()["error"]
+            return error
+
+        for wrong in (b"c" * 513, "é".encode(), b"a\tb"):
+            error = await ask(wrong)
+            assert (error["param"], error["code"]) == ("X-Client-Request-Id", "invalid_request")
+        assert (await ask(b"mine"))["type"] == "service_unavailable"
+    assert "(of its client: mine): " in caplog.text
+
+
 async def test_a_request_that_cannot_be_looked_up_is_not_unknown(fleet: GatewayFleet) -> None:
     """While billing is away only what is not known here gets 503, never 404."""
     async with fleet.http() as client:

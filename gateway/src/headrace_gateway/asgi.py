@@ -20,6 +20,7 @@ from headrace_common.ids import RequestId, new_request_id
 from headrace_common.telemetry import span
 from headrace_gateway import error_body
 from headrace_gateway.auth import KeyAuth, check_scope
+from headrace_gateway.client_ids import client_request_id
 from headrace_gateway.http_exchange import AsgiApp, HttpExchange, Receive, Scope, Send
 from headrace_gateway.idempotency import IDEMPOTENCY_KEY, Idempotency
 from headrace_gateway.limit_states import LimitState
@@ -102,7 +103,8 @@ class ApiRoute(ABC):
             context.metrics.requests.labels(self._name, outcome).inc()
             elapsed_s = context.clock.now_s() - started_s
             self._durations_s.observe(elapsed_s)
-            _log.debug("%s %s %s %.3f s", request_id, self._name, outcome, elapsed_s)
+            named = _named(request_id, exchange)
+            _log.debug("%s %s %s %.3f s", named, self._name, outcome, elapsed_s)
 
     async def _answer(self, exchange: HttpExchange, method: str, request_id: RequestId) -> str:
         """Answer and return the outcome's name."""
@@ -123,7 +125,7 @@ class ApiRoute(ABC):
             await self._tell(exchange, Unavailable("The server is stopping."), request_id)
             return Unavailable.reason
         except Exception:  # noqa: BLE001 - the edge: logged, and told without text from inside
-            _log.exception("%s failed", request_id)
+            _log.exception("%s failed", _named(request_id, exchange))
             await self._tell(exchange, Internal(), request_id)
             return Internal.reason
 
@@ -139,6 +141,7 @@ class ApiRoute(ABC):
         try:
             check_scope(principal, "inference")
             check_query(exchange.query, self._form.query_params)
+            exchange.client_id = client_request_id(exchange.request_headers)
             body = await exchange.read_body(context.limits.max_body_bytes)
             caller = Caller(request_id, principal, exchange)
             if any(name == IDEMPOTENCY_KEY and value for name, value in exchange.request_headers):
@@ -164,7 +167,7 @@ class ApiRoute(ABC):
         if isinstance(error, ClientGone) or exchange.client_is_gone or exchange.is_over:
             return
         if error.http_status >= 500:
-            _log.warning("%s: %s: %s", request_id, error.reason, error)
+            _log.warning("%s: %s: %s", _named(request_id, exchange), error.reason, error)
         body = self._form.error_body(error, request_id)
         try:
             if exchange.has_begun:
@@ -262,6 +265,12 @@ class GatewayApp:
             others = self._posts if scope["method"] == "POST" else {}
             app = self._hot.get(scope["path"]) or others.get(scope["path"], self._rest)
         return app(scope, receive, send)
+
+
+def _named(request_id: RequestId, exchange: HttpExchange) -> str:
+    """Return how the log calls a request: with its client's name for it, if it has one."""
+    client_id = exchange.client_id
+    return f"{request_id} (of its client: {client_id})" if client_id else request_id
 
 
 async def _send_all(exchange: Exchange, events: AsyncIterator[bytes]) -> None:

@@ -21,6 +21,7 @@ class CapturedExchange:
         self.is_over = False
         self.client_is_gone = False
         self.num_events = 0
+        self.client_id = ""
         self.status = 0
         self._pieces: list[bytes] = []
 

@@ -92,6 +92,7 @@ class HttpExchange:
         self.is_over = False
         self.client_is_gone = False
         self.num_events = 0
+        self.client_id = ""
         self.end_failed: Callable[[bytes, int], Awaitable[bytes]] | None = None
 
     @property

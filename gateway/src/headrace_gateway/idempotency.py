@@ -150,7 +150,7 @@ class _TeeExchange(CapturedExchange):
         super().__init__(live.request_headers)
         self._live, self._records = live, records
         self.record_id, self.owner = record_id, owner
-        self.headers = live.headers
+        self.headers, self.client_id = live.headers, live.client_id
         self.is_kept = False
 
     @property

@@ -47,6 +47,8 @@ class _Facts(NamedTuple):
     timings: bytes | None
     labels: Json
     route: ModelChoice | None
+    # The client's own; empty = none.
+    client_id: str
 
     def story(self) -> Json:
         """Return what its owner is told."""
@@ -59,6 +61,7 @@ class _Facts(NamedTuple):
             "stages_s": self.stages_s,
             "worker": None if self.timings is None else _timings_story(self.timings),
         }
+        told["client_request_id"] = self.client_id or None
         told["labels"] = self.labels
         told["route"] = None if self.route is None else self.route.story()
         output = "blocked" if event.ending == usage_pb2.ENDING_OUTPUT_BLOCKED else "passed"
@@ -92,6 +95,7 @@ class Stories:
             None if first is None or first.timings is None else first.timings.SerializeToString(),
             visit.request.labels,
             visit.choice,
+            visit.exchange.client_id,
         )
         self._waiting.append(visit.request_id)
         if len(self._recent) > _MAX_REMEMBERED:

@@ -29,6 +29,8 @@ class Exchange(Protocol):
     client_is_gone: bool
     # Of those that are numbered.
     num_events: int
+    # The client's own id of the request; empty = none. Ours stays what it is.
+    client_id: str
 
     @property
     def request_headers(self) -> list[tuple[bytes, bytes]]:

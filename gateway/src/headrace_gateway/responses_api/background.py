@@ -76,6 +76,7 @@ class BackgroundResponses:
         owner = Owner.of(visit.principal)
         await self._kept.keep(owner, response, input_items, visit.request_id)
         log = EventLog(self._flow.limits.keep_alive_s)
+        log.client_id = visit.exchange.client_id
         queued = dict(response)
         if visit.request.streaming.is_stream:
             log.tell("response.created", queued)

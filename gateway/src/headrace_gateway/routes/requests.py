@@ -20,7 +20,7 @@ from headrace_gateway.state.store import Owner
 from headrace_gateway.stories import Stories, event_story
 
 # What the books don't know.
-_UNBOOKED = ("timing", "labels", "route", "guard")
+_UNBOOKED = ("timing", "client_request_id", "labels", "route", "guard")
 
 
 class Books(Protocol):
