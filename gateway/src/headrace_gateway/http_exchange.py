@@ -13,6 +13,7 @@ from headrace_gateway.error_body import (
     Headers,
     UnsupportedEncoding,
 )
+from headrace_gateway.visit import EndFailed
 
 # ASGI's own types. Any: values differ by key.
 Scope = MutableMapping[str, Any]
@@ -93,7 +94,7 @@ class HttpExchange:
         self.client_is_gone = False
         self.num_events = 0
         self.client_id = ""
-        self.end_failed: Callable[[bytes, int], Awaitable[bytes]] | None = None
+        self.end_failed: EndFailed | None = None
 
     @property
     def path(self) -> str:
