@@ -85,6 +85,7 @@ def test_tenants_projects_plans_and_limits(headrace: Headrace, tmp_path: Path) -
     assert "pro" in headrace("plans", "list")[1]
     words = ("model", "--tenant", "acme", "--id", "big", "--max-concurrent", "1")
     assert headrace("limits", "set", *words, "--json")[1]["revision"] > 1
+    assert headrace("audit")[1].splitlines()[1].split()[1].startswith("20")
     actions = [it["action"] for it in headrace("audit", "--json")[1]["records"]]
     assert {"put_plan", "create_tenant", "update_tenant", "put_project"} <= set(actions)
     assert headrace("tenants", "update", "acme", "--plan", "nope")[0] == 1
@@ -145,11 +146,14 @@ def test_what_is_not_named_stays(headrace: Headrace) -> None:
         "keys update none --name a",
         "keys update KEY --requests-per-minute 9000000000000000000",
         "tenants update acme --plan {x}",
+        "tenants update acne --prepaid",
         "tenants create -- -x",
-        "prices set m --input -5",
-        "prices set m --input 99999999999999999999999",
-        "prices set m --window-from 99:99",
-        "prices set m --from 0001-01-01",
+        "prices set m --input -5 --cached-input 0 --cache-write 0 --output 1",
+        "prices set m --input 99999999999999999999999 --cached-input 0 --cache-write 0 --output 1",
+        "prices set m --input 1 --cached-input 0 --cache-write 0 --output 1 --window-from 99:99",
+        "prices set m --input 1 --cached-input 0 --cache-write 0 --output 1 --from 0001-01-01",
+        "prices set m --output 70",
+        "prices set m --input 1 --cached-input 0 --output 70",
         "credits grant acme --id c --usd 0",
         "credits grant acme --id c --usd 9000000000.5",
         "credits grant acme --id c --usd 1 --expires 1999-01-01",
@@ -181,9 +185,65 @@ def test_what_is_no_money_is_refused_by_the_command_line(headrace: Headrace, tex
     assert error.value.code == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("credits grant acme --id c --usd -1", "must be >= 0"),
+        ("keys create --tenant a --name b --budget-usd nan", "not an amount in USD"),
+        ("keys create --tenant a --name b --expires soon", "such as 2027-01-31"),
+        ("keys create --tenant a --name b --expires 2020-01-01", "must lie ahead"),
+        ("usage --tenant a --from 31.1.2027", "such as 2027-01-31"),
+        ("prices set m --window-from noon", "such as 22:30"),
+    ],
+)
+def test_a_wrong_value_is_told_what_is_right(
+    headrace: Headrace, words: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not only that it is invalid."""
+    with pytest.raises(SystemExit) as error:
+        headrace(*words.replace(" -1", "=-1").split(" "))
+    assert error.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_an_update_makes_no_tenant(headrace: Headrace) -> None:
+    """A mistyped name would get the limits that another one was meant to have."""
+    headrace("tenants", "create", "real")
+    assert headrace("tenants", "update", "reel", "--suspended")[0] == 1
+    assert "reel" not in headrace("tenants", "list")[1]
+
+
+def test_a_key_that_has_expired_is_not_called_live(headrace: Headrace) -> None:
+    """The list says why it no longer opens the door."""
+    made = headrace("keys", "create", "--tenant", "times", "--name", "k", "--json")[1]
+    assert "live" in headrace("keys", "list", "--tenant", "times")[1]
+    headrace("keys", "update", made["key_id"], "--expires", "2020-01-01")
+    assert "expired" in headrace("keys", "list", "--tenant", "times")[1]
+
+
+def test_prices_say_when_they_hold(headrace: Headrace) -> None:
+    """A price of nights or of long prompts does not look like the ordinary one."""
+    amounts = ("--input", "7", "--cached-input", "0", "--cache-write", "8", "--output", "9")
+    headrace("prices", "set", "timed", *amounts)
+    words = ("--window-from", "22:00", "--window-to", "6:30", "--weekdays", "sat,sun")
+    headrace("prices", "set", "timed", *amounts, *words, "--from-prompt-tokens", "1000")
+    headrace("prices", "set", "timed", *amounts, "--from", "2027-01-01", "--to", "2027-02-01")
+    headrace("prices", "set", "timed", "--withdrawn")
+    lines = [line.split(maxsplit=7) for line in headrace("prices", "list")[1].splitlines()]
+    timed = [line[3:] for line in lines if line[1] == "timed"]
+    assert [line[:4] for line in timed].count(["7", "0", "8", "9"]) == 3
+    assert ["none", "none", "none", "none", "always"] in timed
+    assert {line[4] for line in timed} == {
+        "always",
+        "prompts of 1000 tokens or more, sat,sun, 22:00-06:30",
+        "from 2027-01-01T00:00:00Z, to 2027-02-01T00:00:00Z",
+    }
+
+
 def test_money(headrace: Headrace) -> None:
     """Prices, credits, invoices."""
-    words = ("--input", "3", "--output", "9", "--from-prompt-tokens", "1000", "--tier", "batch")
+    words = ("--input", "3", "--cached-input", "0", "--cache-write", "0", "--output", "9")
+    words += ("--from-prompt-tokens", "1000", "--tier", "batch")
     words += ("--window-from", "22:00", "--window-to", "6:30", "--weekdays", "sat,sun")
     price = headrace("prices", "set", "m", *words, "--json")[1]
     assert (price["window_from_minute"], price["window_to_minute"]) == (1320, 390)

@@ -58,6 +58,16 @@ def test_a_state_directory_inside_a_file_is_refused(tmp_path: Path) -> None:
         preflight.check_state_dir(StateDir(tmp_path / "file" / "state"))
 
 
+def test_a_file_that_an_option_names_must_be_there(tmp_path: Path) -> None:
+    """Mistyped, the fleet would come up without what the file says."""
+    path = tmp_path / "routes.toml"
+    with pytest.raises(PreflightError, match=r"--models: there is no file .*routes\.toml"):
+        preflight.check_file(path, "--models")
+    path.write_text("version = 1\n")
+    preflight.check_file(path, "--models")
+    preflight.check_file(None, "--models")
+
+
 @pytest.mark.parametrize(
     ("number", "words"),
     [

@@ -1,4 +1,4 @@
-"""Commands about tenants, plans, prices, money and the books: one call of billing each.
+"""Commands about tenants, plans, money and the books: one call of billing each.
 
 What billing answers is printed as JSON, or as lines where it is a list.
 """
@@ -9,11 +9,9 @@ import json
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-from google.protobuf.message import Message
 
 from headrace_common.errors import InvalidRequest, NotFound
 from headrace_common.money import usd_text
@@ -21,6 +19,7 @@ from headrace_common.proto_json import from_json, to_json
 from headrace_contracts.billing.v1 import billing_pb2 as pb
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2
 from headrace_launcher.admin import PRIORITIES, limits_of, with_billing
+from headrace_launcher.answer_text import moment_text, show, show_table
 from headrace_launcher.billing_client import BillingClient
 from headrace_launcher.exit_codes import EXIT_FAILED, EXIT_OK
 from headrace_launcher.guard_client import check_policy_name
@@ -58,9 +57,23 @@ def _merged(now: ratelimit_pb2.Limits, args: Namespace) -> ratelimit_pb2.Limits 
 
 
 @with_billing
-async def put_tenant(client: BillingClient, args: Namespace) -> int:
-    """``headrace tenants create | update``."""
+async def create_tenant(client: BillingClient, args: Namespace) -> int:
+    """``headrace tenants create``; one that is there is changed."""
     tenant = await client.call("Admin", "CreateTenant", tenant_id=args.tenant, name=args.name or "")
+    return await _change_tenant(client, args, tenant)
+
+
+@with_billing
+async def update_tenant(client: BillingClient, args: Namespace) -> int:
+    """``headrace tenants update``; a name that no tenant has is a mistake of typing."""
+    known = (await client.call("Admin", "ListTenants")).tenants
+    found = [it for it in known if it.tenant_id == args.tenant]
+    if not found:
+        raise NotFound(f"There is no tenant {args.tenant!r}; see `headrace tenants list`.")
+    return await _change_tenant(client, args, found[0])
+
+
+async def _change_tenant(client: BillingClient, args: Namespace, tenant: pb.Tenant) -> int:
     wanted: dict[str, Any] = {
         name: value
         for name in ("name", "plan_id", "prepaid", "suspended")
@@ -76,20 +89,20 @@ async def put_tenant(client: BillingClient, args: Namespace) -> int:
             tenant=from_json(pb.Tenant, body),
             fields=sorted(wanted),
         )
-    return _show(args, tenant)
+    return show(args, tenant)
 
 
 @with_billing
 async def list_tenants(client: BillingClient, args: Namespace) -> int:
     """``headrace tenants list``."""
     answer = await client.call("Admin", "ListTenants")
-    return _show(args, answer, answer.tenants, ("tenant_id", "name", "plan_id", "prepaid"))
+    return show(args, answer, answer.tenants, ("tenant_id", "name", "plan_id", "prepaid"))
 
 
 @with_billing
 async def show_balance(client: BillingClient, args: Namespace) -> int:
     """``headrace tenants balance``."""
-    return _show(args, await client.call("Accounts", "GetBalance", tenant_id=args.tenant))
+    return show(args, await client.call("Accounts", "GetBalance", tenant_id=args.tenant))
 
 
 @with_billing
@@ -104,14 +117,14 @@ async def put_project(client: BillingClient, args: Namespace) -> int:
         name=before.name if args.name is None else args.name,
         limits=_merged(before.limits, args) or before.limits,
     )
-    return _show(args, await client.call("Accounts", "PutProject", project=project))
+    return show(args, await client.call("Accounts", "PutProject", project=project))
 
 
 @with_billing
 async def list_projects(client: BillingClient, args: Namespace) -> int:
     """``headrace projects list``."""
     answer = await client.call("Accounts", "ListProjects", tenant_id=args.tenant)
-    return _show(args, answer, answer.projects, ("project_id", "name"))
+    return show(args, answer, answer.projects, ("project_id", "name"))
 
 
 @with_billing
@@ -124,32 +137,14 @@ async def put_plan(client: BillingClient, args: Namespace) -> int:
     if not isinstance(body, dict):
         raise InvalidRequest("A plan is a JSON object.")
     plan = from_json(pb.Plan, {**body, "plan_id": args.plan})
-    return _show(args, await client.call("Accounts", "PutPlan", plan=plan))
+    return show(args, await client.call("Accounts", "PutPlan", plan=plan))
 
 
 @with_billing
 async def list_plans(client: BillingClient, args: Namespace) -> int:
     """``headrace plans list``."""
     answer = await client.call("Accounts", "ListPlans")
-    return _show(args, answer, answer.plans, ("plan_id", "name", "prepaid"))
-
-
-@with_billing
-async def set_price(client: BillingClient, args: Namespace) -> int:
-    """``headrace prices set``."""
-    names = [field.name for field in pb.Price.DESCRIPTOR.fields]
-    body = {name: value for name in names if (value := getattr(args, name, None)) is not None}
-    answer = await client.call("Admin", "SetPrice", price=from_json(pb.Price, body))
-    newest = [price for price in answer.prices if price.version == answer.version]
-    return _show(args, newest[0])
-
-
-@with_billing
-async def list_prices(client: BillingClient, args: Namespace) -> int:
-    """``headrace prices list``."""
-    answer = await client.call("Keys", "GetPriceTable")
-    columns = ("version", "model", "tier", "input_nano_usd", "cached_input_nano_usd")
-    return _show(args, answer, answer.prices, (*columns, "output_nano_usd"))
+    return show(args, answer, answer.plans, ("plan_id", "name", "prepaid"))
 
 
 @with_billing
@@ -166,14 +161,14 @@ async def grant_credit(client: BillingClient, args: Namespace) -> int:
             "expires_unix_s": args.expires,
         },
     )
-    return _show(args, await client.send("Accounts", "GrantCredit", request))
+    return show(args, await client.send("Accounts", "GrantCredit", request))
 
 
 @with_billing
 async def list_credits(client: BillingClient, args: Namespace) -> int:
     """``headrace credits list``."""
     answer = await client.call("Accounts", "ListCredits", tenant_id=args.tenant)
-    return _show(args, answer, answer.credits, ("credit_id", "kind", "amount_nano_usd", "note"))
+    return show(args, answer, answer.credits, ("credit_id", "kind", "amount_nano_usd", "note"))
 
 
 @with_billing
@@ -203,7 +198,7 @@ async def correct_invoice(client: BillingClient, args: Namespace) -> int:
 async def list_invoices(client: BillingClient, args: Namespace) -> int:
     """``headrace invoices list``."""
     answer = await client.call("Accounts", "ListInvoices", tenant_id=args.tenant)
-    return _show(args, answer, answer.invoices, ("invoice_id", "period", "due_cents"))
+    return show(args, answer, answer.invoices, ("invoice_id", "period", "due_cents"))
 
 
 @with_billing
@@ -223,7 +218,7 @@ async def set_limits(client: BillingClient, args: Namespace) -> int:
         scope_id=args.id or "",
         limits=limits_of(args),
     )
-    return _show(args, answer)
+    return show(args, answer)
 
 
 @with_billing
@@ -245,7 +240,7 @@ async def update_key(client: BillingClient, args: Namespace) -> int:
     if (limits := _merged(known[args.key_id].limits, args)) is not None:
         key.limits.CopyFrom(limits)
         fields.append("limits")
-    return _show(args, await client.call("Admin", "UpdateKey", key=key, fields=fields))
+    return show(args, await client.call("Admin", "UpdateKey", key=key, fields=fields))
 
 
 @with_billing
@@ -254,21 +249,28 @@ async def rotate_key(client: BillingClient, args: Namespace) -> int:
     answer = await client.call(
         "Accounts", "RotateKey", key_id=args.key_id, overlap_s=args.overlap_s
     )
-    return _show(args, answer)
+    return show(args, answer)
 
 
 @with_billing
 async def list_audit(client: BillingClient, args: Namespace) -> int:
     """``headrace audit``."""
     answer = await client.call("Accounts", "ListAudit", subject=args.subject or "")
-    return _show(args, answer, answer.records, ("audit_id", "actor", "action", "subject"))
+    if args.json:
+        return show(args, answer)
+    columns = ("audit_id", "at", "actor", "action", "subject", "detail")
+    rows = [
+        (str(it.audit_id), moment_text(it.at_unix_s), it.actor, it.action, it.subject, it.detail)
+        for it in answer.records
+    ]
+    return show_table(columns, rows)
 
 
 @with_billing
 async def replay_ledger(client: BillingClient, args: Namespace) -> int:
     """``headrace ledger replay``: exit code 0 only if an empty database comes out the same."""
     answer = await client.call("Books", "Replay")
-    _show(args, answer)
+    show(args, answer)
     return EXIT_OK if answer.ok else EXIT_FAILED
 
 
@@ -289,7 +291,7 @@ async def list_dead_letters(client: BillingClient, args: Namespace) -> int:
     """``headrace ledger dead-letters``."""
     answer = await client.call("Books", "ListDeadLetters", limit=args.limit)
     columns = ("topic", "partition", "offset", "request_id", "error")
-    return _show(args, answer, answer.dead_letters, columns)
+    return show(args, answer, answer.dead_letters, columns)
 
 
 async def _compare_outboxes(client: BillingClient, folders: Iterable[str]) -> dict[str, Any]:
@@ -322,7 +324,7 @@ def _read(path: str) -> str:
 
 def _show_invoice(args: Namespace, invoice: pb.Invoice) -> int:
     if args.json:
-        return _show(args, invoice)
+        return show(args, invoice)
     print(f"{invoice.invoice_id}  {invoice.tenant_id}  {invoice.period}")
     for line in invoice.lines:
         amount = usd_text(line.amount_nano_usd)
@@ -332,24 +334,3 @@ def _show_invoice(args: Namespace, invoice: pb.Invoice) -> int:
     due, carried = usd_text(invoice.due_cents * 10_000_000), invoice.carried_out_nano_usd
     print(f"  due {due} USD, carried on {usd_text(carried)} USD")
     return EXIT_OK
-
-
-def _show(
-    args: Namespace,
-    answer: Message,
-    rows: Iterable[Message] | None = None,
-    columns: Iterable[str] = (),
-) -> int:
-    if args.json or rows is None:
-        print(json.dumps(to_json(answer), indent=2))
-        return EXIT_OK
-    names = list(columns)
-    table = [names, *([_cell(to_json(row), name) for name in names] for row in rows)]
-    widths = [max(len(line[idx]) for line in table) for idx in range(len(names))]
-    for line in table:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)))
-    return EXIT_OK
-
-
-def _cell(row: Mapping[str, Any], name: str) -> str:
-    return str(row.get(name, ""))

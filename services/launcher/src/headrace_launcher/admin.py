@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from headrace_common.clock import SystemClock
 from headrace_common.errors import HeadraceError, NotFound
 from headrace_common.money import usd_text
 from headrace_common.proto_json import to_json
@@ -151,9 +152,15 @@ async def list_keys(client: BillingClient, args: Namespace) -> int:
         return EXIT_OK
     print(f"{'key id':<32} {'tenant':<16} {'name':<20} {'begins with':<14} state")
     for key in keys:
-        state = "revoked" if key.revoked_unix_s else "live"
-        print(f"{key.key_id:<32} {key.tenant_id:<16} {key.name:<20} {key.prefix:<14} {state}")
+        line = f"{key.key_id:<32} {key.tenant_id:<16} {key.name:<20} {key.prefix:<14}"
+        print(f"{line} {_state_of(key)}")
     return EXIT_OK
+
+
+def _state_of(key: pb.Key) -> str:
+    if key.revoked_unix_s:
+        return "revoked"
+    return "expired" if 0 < key.expires_unix_s <= SystemClock().unix_s() else "live"
 
 
 @with_billing

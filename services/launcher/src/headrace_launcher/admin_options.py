@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeAlias
 
+from headrace_common.clock import SystemClock
 from headrace_common.money import nano_usd_from_text
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 # Adds a command: its group, name, help text and handler.
 AddCommand = Callable[["Commands", str, str, str], ArgumentParser]
+WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 # What fits in the contract's fields.
 _MAX_INT64 = 2**63 - 1
 
@@ -65,13 +67,28 @@ def limit(text: str) -> int:
 
 def usd(text: str) -> int:
     """Read an amount in USD as nano-USD."""
-    return _bounded(nano_usd_from_text(text))
+    try:
+        return _bounded(nano_usd_from_text(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def moment(text: str) -> int:
     """Read a moment such as 2027-01-31 or 2027-01-31T12:00, UTC, as Unix seconds."""
-    found = datetime.fromisoformat(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"not a moment such as 2027-01-31 or 2027-01-31T12:00 (UTC): {text!r}"
+        ) from error
     return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp())
+
+
+def _moment_ahead(text: str) -> int:
+    found = moment(text)
+    if found <= SystemClock().unix_s():
+        raise argparse.ArgumentTypeError(f"must lie ahead: {text!r}")
+    return found
 
 
 def _bounded(value: int) -> int:
@@ -82,15 +99,17 @@ def _bounded(value: int) -> int:
 
 def _minute(text: str) -> int:
     hours, _, minutes = text.partition(":")
-    return int(hours) * 60 + int(minutes)
+    try:
+        return int(hours) * 60 + int(minutes)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not a time such as 22:30: {text!r}") from error
 
 
 def _weekdays(text: str) -> int:
-    names = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
     try:
-        return sum(1 << names.index(word) for word in set(words(text.lower())))
+        return sum(1 << WEEKDAYS.index(word) for word in set(words(text.lower())))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"days are {', '.join(names)}") from error
+        raise argparse.ArgumentTypeError(f"days are {', '.join(WEEKDAYS)}") from error
 
 
 def _group(commands: Commands, name: str, text: str) -> Commands:
@@ -140,7 +159,7 @@ def _add_key_create(keys: Commands, add: AddCommand) -> None:
     create.add_argument(
         "--scopes", type=words, default=[], metavar="S,...", help="inference, usage, admin"
     )
-    create.add_argument("--expires", type=moment, default=0, metavar="DATE", help="UTC")
+    create.add_argument("--expires", type=_moment_ahead, default=0, metavar="DATE", help="UTC")
     create.add_argument(
         "--guard-block", type=words, default=[], metavar="WORD,...", help="words to block"
     )
@@ -159,8 +178,12 @@ def _add_key_choices(parser: ArgumentParser) -> None:
 
 
 def _add_tenants(tenants: Commands, add: AddCommand) -> None:
-    for name, text in (("create", "make a tenant"), ("update", "change what is named")):
-        put = _json(add(tenants, name, text, "accounts:put_tenant"))
+    kinds = {
+        "create": ("make a tenant, or change what is named", "accounts:create_tenant"),
+        "update": ("change what is named", "accounts:update_tenant"),
+    }
+    for name, (text, handler) in kinds.items():
+        put = _json(add(tenants, name, text, handler))
         put.add_argument("tenant", metavar="TENANT")
         put.add_argument("--name")
         put.add_argument("--plan", dest="plan_id", metavar="PLAN")
@@ -191,10 +214,13 @@ def _add_plans(plans: Commands, add: AddCommand) -> None:
 
 
 def _add_prices(prices: Commands, add: AddCommand) -> None:
-    put = _json(add(prices, "set", "add a price; nano-USD per token", "accounts:set_price"))
+    put = _json(add(prices, "set", "add a price; nano-USD per token", "prices:set_price"))
     put.add_argument("model", metavar="MODEL", help="or 'default'")
     for name in ("input", "cached-input", "cache-write", "output"):
-        put.add_argument(f"--{name}", dest=f"{name.replace('-', '_')}_nano_usd", type=int)
+        put.add_argument(
+            f"--{name}", dest=f"{name.replace('-', '_')}_nano_usd", type=int, metavar="N",
+            help="0 = free; needed, except with --withdrawn",
+        )  # fmt: skip
     put.add_argument("--tier", choices=("standard", "batch", "priority"))
     put.add_argument("--from", dest="effective_from_unix_s", type=moment, metavar="DATE")
     put.add_argument("--to", dest="effective_to_unix_s", type=moment, metavar="DATE")
@@ -203,7 +229,7 @@ def _add_prices(prices: Commands, add: AddCommand) -> None:
     put.add_argument("--window-to", dest="window_to_minute", type=_minute, metavar="HH:MM")
     put.add_argument("--weekdays", dest="window_weekdays", type=_weekdays, metavar="mon,...")
     put.add_argument("--withdrawn", action="store_true", default=None, help="no price any more")
-    _json(add(prices, "list", "all prices, past and coming", "accounts:list_prices"))
+    _json(add(prices, "list", "all prices, past and coming", "prices:list_prices"))
 
 
 def _add_money(commands: Commands, add: AddCommand) -> None:

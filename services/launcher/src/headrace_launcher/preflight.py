@@ -56,6 +56,16 @@ def check_room(folder: Path, needed_bytes: int, purpose: str) -> None:
         )
 
 
+def check_file(path: Path | None, option: str) -> None:
+    """See that a file which an option names is there.
+
+    Raises:
+        PreflightError: it is not.
+    """
+    if path is not None and not path.is_file():
+        raise PreflightError(f"{option}: there is no file {path}")
+
+
 def check_port(endpoint: Endpoint) -> None:
     """See that the public port is free.
 

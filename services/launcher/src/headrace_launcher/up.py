@@ -22,6 +22,7 @@ from headrace_launcher.log_file import last_lines, rotate
 from headrace_launcher.preflight import (
     Endpoint,
     PreflightError,
+    check_file,
     check_port,
     check_reachable,
     check_state_dir,
@@ -54,6 +55,8 @@ def up(settings: LauncherSettings, args: Namespace) -> int:
 def _check(settings: LauncherSettings, state_dir: StateDir) -> None:
     check_state_dir(state_dir)
     state_dir.lock()
+    check_file(settings.model_routes_file, "--models")
+    check_file(settings.upstreams_file, "--upstreams")
     for n in range(settings.gateways):
         check_port(Endpoint(settings.host, settings.port + n))
     if settings.redis_url:
