@@ -168,6 +168,39 @@ def test_age_lifts_into_the_next_class(counters, waiting) -> None:
     assert queue.next_release(choose, 30.0).waiting.query.request_id == "batch"
 
 
+def flooded(queue: ModelQueue, counters: VirtualCounters, waiting) -> None:
+    """Let a tenant with sixty requests have forty turns, one a second."""
+    for idx in range(60):
+        queue.add(waiting(f"flood {idx}", own=9, tenant_id="flood"), 1.0)
+    for second in range(40):
+        one = queue.next_release(choose, float(second)).waiting
+        queue.note_turn(one, float(second))
+        queue.remove(one)
+        counters.charge("flood", prompt_tokens=1000)
+
+
+def test_a_flood_is_not_lifted_by_its_age(counters, waiting) -> None:
+    """While a tenant has its turns, its old requests stay in their class."""
+    rules = QueueSection(max_waiting_per_model=100, promote_after_s=15)
+    queue = ModelQueue("m", counters, rules)
+    flooded(queue, counters, waiting)
+    queue.add(waiting("high", arrived_s=40.0, own=99, tenant_id="flood", priority=HIGH), 1.0)
+    assert queue.next_release(choose, 40.0).waiting.query.request_id == "high"
+    # Nothing of it went for a whole period: then its age counts.
+    queue.add(waiting("higher", arrived_s=55.0, own=99, tenant_id="other", priority=HIGH), 1.0)
+    assert queue.next_release(choose, 55.0).waiting.query.request_id.startswith("flood")
+
+
+def test_among_tenants_served_alike_the_age_of_a_flood_does_not_count(waiting) -> None:
+    """A newcomer starts as served as the least; the flood's old requests wait for their turn."""
+    counters = VirtualCounters(output_weight=2.0, slack_tokens=8192)
+    rules = QueueSection(max_waiting_per_model=100, promote_after_s=3600)
+    queue = ModelQueue("m", counters, rules)
+    flooded(queue, counters, waiting)
+    queue.add(waiting("small", arrived_s=40.0, own=2, tenant_id="small"), 1.0)
+    assert queue.next_release(choose, 40.0).waiting.query.request_id == "small"
+
+
 def test_goals_about_to_be_missed_go_first(counters, waiting) -> None:
     """Earliest first, inside a class; one that is lost already presses no more."""
     queue = ModelQueue("m", counters, QueueSection(max_waiting_per_model=10, goal_window_s=1.0))

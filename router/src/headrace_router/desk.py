@@ -255,6 +255,7 @@ class PickDesk:
             if release is not None and not self._wins(release, now_s):
                 view.withhold(release.choice.chosen.key)
             elif release is not None:
+                queue.note_turn(release.waiting, now_s)
                 self._leave_queue(release.waiting)
                 release.waiting.on_leave(release.choice)
                 key = release.choice.chosen.key

@@ -3,7 +3,9 @@
 Order: class of service, then the tenant served least, then requests whose own goal for the first
 token is about to be missed (earliest first), then the policy's urgency. A goal that can no longer
 be met presses no more, or one late request would make all others late. Age lifts a request into
-the next higher class, so that no class starves.
+the next higher class, so that no class starves. Between
+tenants age counts from when the tenant last had its turn in that class, for both, or the many of a
+tenant that floods would grow old and pass by the few of all others.
 
 The queue is bounded; when it is full, a newcomer takes the place of the newest request of a lower
 class, or of the tenant with the most waiting requests, and is refused if it is of that kind itself.
@@ -23,6 +25,8 @@ from headrace_router.policy_file import QueueSection
 
 # Requests looked at per release.
 SCAN_LIMIT = 48
+# No goal presses, the goal, the policy's urgency; the least goes first.
+_Order = tuple[bool, float, float]
 
 
 @dataclass(eq=False, slots=True)
@@ -52,6 +56,15 @@ class Waiting:
         return now_s - self.arrived_s
 
 
+@dataclass(slots=True)
+class _Line:
+    """What one tenant has waiting in one class, oldest first."""
+
+    requests: dict[Waiting, None] = field(default_factory=dict)
+    # When one of them went last. Monotonic.
+    served_s: float = float("-inf")
+
+
 @dataclass(frozen=True, slots=True)
 class Release:
     """A request that may go now, and where."""
@@ -71,8 +84,8 @@ class ModelQueue:
 
     def __init__(self, model: str, counters: VirtualCounters, rules: QueueSection) -> None:
         self.model, self._counters, self._rules = model, counters, rules
-        # class of service -> tenant -> requests, oldest first
-        self._classes: dict[int, dict[str, dict[Waiting, None]]] = {}
+        # class of service -> tenant -> requests
+        self._classes: dict[int, dict[str, _Line]] = {}
         self._num_waiting = 0
 
     def use(self, rules: QueueSection) -> None:
@@ -106,13 +119,17 @@ class ModelQueue:
 
     def remove(self, one: Waiting) -> bool:
         """Take a request out; tell whether it was in."""
-        tenants = self._classes.get(one.priority, {})
-        waiting = tenants.get(one.query.tenant_id, {})
-        if one not in waiting:
+        line = self._line_of(one)
+        if line is None or one not in line.requests:
             return False
-        self._take_out(one, tenants, waiting)
+        self._take_out(one, line)
         self._num_waiting -= 1
         return True
+
+    def note_turn(self, one: Waiting, now_s: float) -> None:
+        """A waiting request goes to its replica: its tenant has had a turn."""
+        if (line := self._line_of(one)) is not None:
+            line.served_s = now_s
 
     def expired(self, now_s: float) -> list[Waiting]:
         """Return the requests whose time is over. They stay in."""
@@ -124,8 +141,8 @@ class ModelQueue:
 
     def __iter__(self) -> Iterator[Waiting]:
         for tenants in self._classes.values():
-            for waiting in tenants.values():
-                yield from waiting
+            for line in tenants.values():
+                yield from line.requests
 
     def next_release(
         self, choose: Callable[[Waiting], Choice | None], now_s: float
@@ -142,7 +159,7 @@ class ModelQueue:
             tenants = self._classes[priority]
             ranks = self._counters.ranks(tenants.keys())
             for rank in sorted(set(ranks.values())):
-                equals = [tenants[tenant] for tenant, one in ranks.items() if one == rank]
+                equals = [tenants[tenant].requests for tenant, one in ranks.items() if one == rank]
                 scanned = _interleave(equals, budget)
                 budget -= len(scanned)
                 best = self._best(scanned, choose, now_s)
@@ -153,18 +170,31 @@ class ModelQueue:
     def _best(
         self, scanned: list[Waiting], choose: Callable[[Waiting], Choice | None], now_s: float
     ) -> Release | None:
-        best: Release | None = None
-        best_order = (True, 0.0, 0.0)
+        # The first of each tenant by its own age; of these by how long the tenant has had nothing.
+        firsts: dict[str, tuple[_Order, Release]] = {}
         for one in scanned:
             choice = choose(one)
             if choice is None:
                 continue
-            urgency = choice.policy.urgency(choice.chosen, one.waited_s(now_s))
-            goal_s = self._pressing_goal_s(one, choice, now_s)
-            order = (goal_s is None, goal_s or 0.0, urgency)
+            order = self._order(one, choice, one.waited_s(now_s), now_s)
+            known = firsts.get(one.query.tenant_id)
+            if known is None or order < known[0]:
+                firsts[one.query.tenant_id] = order, Release(one, choice)
+        best: Release | None = None
+        best_order: _Order = (True, 0.0, 0.0)
+        for _, release in firsts.values():
+            one = release.waiting
+            line = self._line_of(one)
+            served_s = one.arrived_s if line is None else max(line.served_s, one.arrived_s)
+            order = self._order(one, release.choice, now_s - served_s, now_s)
             if best is None or order < best_order:
-                best, best_order = Release(one, choice), order
+                best, best_order = release, order
         return best
+
+    def _order(self, one: Waiting, choice: Choice, waited_s: float, now_s: float) -> _Order:
+        goal_s = self._pressing_goal_s(one, choice, now_s)
+        urgency = choice.policy.urgency(choice.chosen, waited_s)
+        return goal_s is None, goal_s or 0.0, urgency
 
     def _pressing_goal_s(self, one: Waiting, choice: Choice, now_s: float) -> float | None:
         """Return when the first token is due, if that is soon and can still be met."""
@@ -179,30 +209,33 @@ class ModelQueue:
         for priority in sorted(self._classes):
             if priority >= HIGH:
                 continue
-            for waiting in list(self._classes[priority].values()):
-                for one in list(waiting):
+            for line in list(self._classes[priority].values()):
+                if now_s - line.served_s < self._rules.promote_after_s:
+                    continue
+                for one in list(line.requests):
                     steps = priority + 1 - one.query.priority
                     if one.waited_s(now_s) < steps * self._rules.promote_after_s:
                         # Oldest first: the rest is younger.
                         break
-                    self._take_out(one, self._classes[priority], waiting)
+                    self._take_out(one, line)
                     one.priority = priority + 1
                     self._insert(one)
+
+    def _line_of(self, one: Waiting) -> _Line | None:
+        return self._classes.get(one.priority, {}).get(one.query.tenant_id)
 
     def _insert(self, one: Waiting) -> None:
         tenants = self._classes.setdefault(one.priority, {})
         tenant_id = one.query.tenant_id
         if tenant_id not in tenants:
             self._counters.arrive(tenant_id, tenants.keys())
-            tenants[tenant_id] = {}
-        tenants[tenant_id][one] = None
+            tenants[tenant_id] = _Line()
+        tenants[tenant_id].requests[one] = None
 
-    def _take_out(
-        self, one: Waiting, tenants: dict[str, dict[Waiting, None]], waiting: dict[Waiting, None]
-    ) -> None:
-        del waiting[one]
-        if not waiting:
-            del tenants[one.query.tenant_id]
+    def _take_out(self, one: Waiting, line: _Line) -> None:
+        del line.requests[one]
+        if not line.requests:
+            del self._classes[one.priority][one.query.tenant_id]
 
     def _victim(self, newcomer: Waiting) -> Waiting | None:
         occupied = [priority for priority, tenants in self._classes.items() if tenants]
@@ -210,14 +243,15 @@ class ModelQueue:
             return None
         lowest = min(occupied)
         tenants = self._classes[lowest]
-        largest = max(tenants, key=lambda tenant: len(tenants[tenant]))
+        waiting = {tenant: len(line.requests) for tenant, line in tenants.items()}
+        largest = max(waiting, key=lambda tenant: waiting[tenant])
         if lowest > newcomer.query.priority:
             return None
         if lowest == newcomer.query.priority:
-            own = len(tenants.get(newcomer.query.tenant_id, ()))
-            if len(tenants[largest]) <= own + 1:
+            own = waiting.get(newcomer.query.tenant_id, 0)
+            if waiting[largest] <= own + 1:
                 return None
-        return next(reversed(tenants[largest]))
+        return next(reversed(tenants[largest].requests))
 
 
 def _interleave(groups: list[dict[Waiting, None]], limit: int) -> list[Waiting]:
