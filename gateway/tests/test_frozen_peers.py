@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from headrace_common.frame_socket import SILENCE_S
+from headrace_common.frame_socket import BEAT_S, SILENCE_S
 from headrace_gateway.clients import billing
-from headrace_testing.fake_worker import FakeWorker
+from headrace_testing.fake_worker import MODEL, FakeWorker, saying
 from headrace_testing.freezable import FreezableWay
 from headrace_testing.gateway_fleet import GatewayFleet, chat_body
 from headrace_testing.waiting import eventually
@@ -91,6 +91,36 @@ async def test_a_frozen_worker_is_left_before_its_connection_is_lost(fleet: Gate
         assert answer.status_code == 200
         assert took_s < BOUND_S / 2
         assert [len(pick.excluded) for pick in fleet.router.picks[-4:]] == [0, 1, 0, 1]
+        way.thaw()
+        await fleet.settled()
+
+
+async def test_a_stream_leaves_a_worker_that_freezes(fleet: GatewayFleet) -> None:
+    """Nothing is lost or said twice; it waits for the silence that no living worker keeps."""
+    text = "".join(map(chr, range(ord("A"), ord("z"))))
+    fleet.worker.script, fleet.worker.switches.delay_per_token_s = saying(text), 0.02
+    other = FakeWorker(worker_id="w1", script=saying(text))
+    async with FreezableWay(fleet.workers[0].address) as way:
+        fleet.router.add_worker("w0", way.address, [fleet.worker.card()], incarnation=2)
+        await eventually(lambda: fleet.gateway.directory.is_ready)
+        read, gaps_s = "", [0.0]
+        async with fleet.openai() as client:
+            stream = await client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "hi"}], stream=True
+            )
+            heard_s = time.monotonic()
+            async for chunk in stream:
+                gaps_s.append(time.monotonic() - heard_s)
+                heard_s += gaps_s[-1]
+                if chunk.choices:
+                    read += chunk.choices[0].delta.content or ""
+                if len(gaps_s) == 10:
+                    await fleet.add_worker(other)
+                    way.freeze()
+                    heard_s = time.monotonic()
+        assert read == text
+        assert len(other.requests) == 1
+        assert max(gaps_s) < SILENCE_S + BEAT_S + 1
         way.thaw()
         await fleet.settled()
 
