@@ -150,7 +150,8 @@ def check_answers(fleet: Fleet, key: str) -> int:
         try:
             ask(port, "sk-hr-nonsense", 8)
         except urllib.error.HTTPError as error:
-            assert error.code == 401, error
+            with error:
+                assert error.code == 401, error
         else:
             raise AssertionError("an unknown key was served")
     return len(fleet.ports)
@@ -204,7 +205,8 @@ def check_outages(fleet: Fleet, key: str) -> int:
             ask(fleet.ports[0], key, 8)
             status = 200
         except urllib.error.HTTPError as error:
-            status = error.code
+            with error:
+                status = error.code
         assert status == wanted, (service, status)
         fleet.compose(*UP)
         ask(fleet.ports[0], key, 8)

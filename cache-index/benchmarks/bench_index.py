@@ -20,7 +20,6 @@ import re
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -45,6 +44,7 @@ from headrace_testing.fake_publisher import FakePublisher
 from headrace_testing.fake_worker import MODEL, FakeWorker, FakeWorkerServer
 from headrace_testing.servers import valkey
 from headrace_testing.waiting import free_port
+from headrace_testing.web import fetch
 
 # ruff: noqa: ASYNC110, S101 - polls what has no event; states what holds
 _BATCH_BLOCKS = 64
@@ -85,7 +85,7 @@ async def _index(url: str) -> AsyncIterator[str]:
     settings = {"REDIS_URL": url, "LISTEN": listen, "METRICS_LISTEN": metrics}
     process = await _start("headrace_cache_index", "HEADRACE_CACHE_INDEX_", settings)
     try:
-        while not await asyncio.to_thread(_is_up, f"http://{metrics}/ready"):
+        while (await asyncio.to_thread(fetch, f"http://{metrics}/ready"))[0] != 200:
             await asyncio.sleep(0.02)
         yield listen
     finally:
@@ -241,10 +241,8 @@ class _Router:
 
     async def is_warm(self) -> bool:
         """Whether it has read the index."""
-        try:
-            return bool(json.loads(await asyncio.to_thread(self._get, "/ready"))["index_warm"])
-        except OSError:
-            return False
+        status, body = await self._get("/ready")
+        return status != 0 and bool(json.loads(body)["index_warm"])
 
     async def can_pick(self) -> bool:
         """Whether it decides."""
@@ -271,24 +269,15 @@ class _Router:
 
     async def warm_up_s(self) -> float:
         """What it says itself."""
-        found = _WARM_UP.search(await asyncio.to_thread(self._get, "/metrics"))
+        found = _WARM_UP.search((await self._get("/metrics"))[1])
         assert found is not None
         return float(found.group(1))
 
     async def _listens(self) -> bool:
-        try:
-            await asyncio.to_thread(self._get, "/health")
-        except OSError:
-            return False
-        return True
+        return (await self._get("/health"))[0] != 0
 
-    def _get(self, path: str) -> str:
-        try:
-            with urllib.request.urlopen(f"http://{self._metrics}{path}", timeout=5) as answer:
-                return str(answer.read().decode())
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.read().decode()
+    async def _get(self, path: str) -> tuple[int, str]:
+        return await asyncio.to_thread(fetch, f"http://{self._metrics}{path}")
 
 
 async def _start(module: str, prefix: str, settings: dict[str, str]) -> asyncio.subprocess.Process:
@@ -301,14 +290,6 @@ async def _start(module: str, prefix: str, settings: dict[str, str]) -> asyncio.
         sys.executable, "-m", module, env=environment,
         stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
-
-
-def _is_up(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5):  # noqa: S310 - our own child
-            return True
-    except OSError:
-        return False
 
 
 async def _timed(call: Callable[[], Awaitable[object]]) -> float:

@@ -5,8 +5,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 import pytest
 
@@ -17,17 +15,13 @@ from headrace_contracts.guard.v1 import guard_pb2 as pb
 from headrace_guard.server import DESCRIPTOR, GuardApp
 from headrace_guard.settings import GuardSettings
 from headrace_testing.waiting import eventually, free_port
+from headrace_testing.web import fetch
 
 CHECK_OUTPUT = method_ref(DESCRIPTOR, "CheckOutput", pb.CheckOutputRequest, pb.CheckOutputResponse)
 
 
 def status(port: int, path: str) -> int:
-    try:
-        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=2) as answer:
-            return int(answer.status)
-    except HTTPError as error:
-        error.close()
-        return error.code
+    return fetch(f"http://127.0.0.1:{port}{path}")[0]
 
 
 async def test_ready_once_it_serves_and_not_when_it_drains() -> None:

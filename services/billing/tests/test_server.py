@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import signal
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from headrace_contracts.billing.v1 import billing_pb2 as pb
 from headrace_testing.servers import LocalServer
 from headrace_testing.usage_events import AMOUNT_NANO_USD, closed, opened
 from headrace_testing.waiting import eventually, free_port
+from headrace_testing.web import fetch
 
 KEYS, ADMIN, LEDGER = (pb.DESCRIPTOR.services_by_name[it] for it in ("Keys", "Admin", "Ledger"))
 RESOLVE = method_ref(KEYS, "ResolveKey", pb.ResolveKeyRequest, pb.Principal)
@@ -53,18 +52,7 @@ class Process:
         return await asyncio.wait_for(self.process.wait(), 20)
 
     async def get(self, path: str) -> tuple[int, str]:
-        def fetch() -> tuple[int, str]:
-            url = f"http://127.0.0.1:{self.metrics_port}{path}"
-            try:
-                with urllib.request.urlopen(url, timeout=5) as response:
-                    return response.status, response.read().decode()
-            except urllib.error.HTTPError as error:
-                with error:
-                    return error.code, ""
-            except OSError:
-                return 0, ""
-
-        return await asyncio.to_thread(fetch)
+        return await asyncio.to_thread(fetch, f"http://127.0.0.1:{self.metrics_port}{path}")
 
     async def until_ready(self) -> None:
         async def is_ready() -> bool:

@@ -7,22 +7,16 @@ import socket
 import struct
 import threading
 import time
-import urllib.error
-import urllib.request
 
 import pytest
 
 from headrace_common import metrics
 from headrace_common.metrics import ObservabilityServer, RpcMetrics, new_registry, watch_disk
+from headrace_testing.web import fetch
 
 
 def get(port: int, path: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
+    return fetch(f"http://127.0.0.1:{port}{path}")
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 
 from headrace_launcher.cli import run
 from headrace_testing.waiting import free_port
+from headrace_testing.web import fetch
 
 Headrace = Callable[..., tuple[int, Any]]
 
@@ -38,11 +38,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             [sys.executable, "-m", "headrace_billing"], env=environment, stdout=log, stderr=log
         )
     for _ in range(600):
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{metrics}/ready", timeout=2).close()
+        if fetch(f"http://127.0.0.1:{metrics}/ready")[0] == 200:
             break
-        except OSError:
-            time.sleep(0.1)
+        time.sleep(0.1)
     yield f"127.0.0.1:{port}"
     process.send_signal(signal.SIGTERM)
     process.wait(30)

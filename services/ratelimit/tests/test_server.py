@@ -7,7 +7,6 @@ import itertools
 import os
 import signal
 import sys
-import urllib.request
 from collections.abc import AsyncIterator
 
 import pytest
@@ -20,6 +19,7 @@ from headrace_ratelimit.server import DESCRIPTOR, RateLimitServer
 from headrace_ratelimit.settings import RateLimitSettings
 from headrace_testing.servers import LocalServer
 from headrace_testing.waiting import eventually, free_port
+from headrace_testing.web import fetch
 
 pytestmark = pytest.mark.redis
 
@@ -136,12 +136,7 @@ async def test_the_process_serves_and_leaves_on_sigterm(own_redis: LocalServer) 
     )
 
     def ready() -> bool:
-        try:
-            url = f"http://127.0.0.1:{ports[1]}/ready"
-            with urllib.request.urlopen(url, timeout=1) as reply:
-                return reply.status == 200
-        except OSError:
-            return False
+        return fetch(f"http://127.0.0.1:{ports[1]}/ready")[0] == 200
 
     try:
         await eventually(ready, within_s=30)

@@ -6,8 +6,6 @@ Everything runs in the test's process but Redis, and ends with the stack it was 
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -25,6 +23,7 @@ from headrace_testing.fake_publisher import FakePublisher
 from headrace_testing.fake_worker import MODEL, FakeWorker, FakeWorkerServer
 from headrace_testing.servers import LocalServer
 from headrace_testing.waiting import eventually, free_port
+from headrace_testing.web import fetch
 
 PICK = method_ref(DESCRIPTOR, "Pick", pb.PickMessage, pb.Decision)
 PROMPT = list(range(16 * 40))
@@ -60,13 +59,8 @@ class Router:
 
     def ready(self) -> tuple[int, dict[str, Any]]:
         """Ask /ready. Blocks: call it on a thread."""
-        url = f"http://127.0.0.1:{self.app.metrics_port}/ready"
-        try:
-            with urllib.request.urlopen(url) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, json.load(error)
+        status, body = fetch(f"http://127.0.0.1:{self.app.metrics_port}/ready")
+        return status, json.loads(body)
 
     async def stop(self) -> None:
         """Stop both."""
