@@ -123,7 +123,7 @@ def test_a_bad_file_is_refused_with_the_reason(tmp_path: Path, text: str, why: s
 
 
 def test_a_bad_change_leaves_the_former_routes(tmp_path: Path) -> None:
-    """It is counted and told; the next good content is taken; a file that goes takes its routes."""
+    """It is counted and told; the next good content is taken. A file that goes is a bad change."""
     path, registry = tmp_path / "routes.toml", CollectorRegistry()
     watch = RouteWatch(path, GatewayMetrics(registry))
     assert watch.routes.names == ()
@@ -139,7 +139,12 @@ def test_a_bad_change_leaves_the_former_routes(tmp_path: Path) -> None:
     assert watch.reload().outcome == "taken"
     assert watch.routes.names == ("y",)
     path.unlink()
-    watch.reload()
+    refused = watch.reload()
+    assert refused.outcome == "refused"
+    assert "No such file" in refused.error
+    assert watch.routes.names == ("y",)
+    path.write_text("version = 1")
+    assert watch.reload().outcome == "taken"
     assert watch.routes.names == ()
     counted = registry.get_sample_value
-    assert counted("headrace_gateway_route_reloads_total", {"outcome": "refused"}) == 1
+    assert counted("headrace_gateway_route_reloads_total", {"outcome": "refused"}) == 2

@@ -134,6 +134,22 @@ async def test_guards_with_one_folder_follow_one_another(tmp_path: Path) -> None
     await cancel_and_wait(*keeping)
 
 
+async def test_a_bad_change_is_told_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A search of the log for what stays finds the reasons too."""
+    file = tmp_path / "policies.toml"
+    file.write_text(f'version = "1"\n[policies.default]\n{_as_table(OWN)}')
+    book, _ = book_over(None, file)
+    keeping = asyncio.create_task(book.keep(0.01))
+    file.write_text("version = 99\n")
+    await eventually(lambda: "policies stay" in caplog.text)
+    await cancel_and_wait(keeping)
+    (line,) = [it for it in caplog.text.splitlines() if "policies stay" in it]
+    assert "version" in line
+    assert "policies: a table is wanted" in line
+
+
 async def test_a_guard_that_has_not_looked_yet_overwrites_nothing(tmp_path: Path) -> None:
     """The version is compared with what is in the folder, not with what was read last."""
     (one, _), (two, _) = book_over(tmp_path), book_over(tmp_path)

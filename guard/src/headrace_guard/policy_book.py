@@ -81,7 +81,9 @@ class PolicyBook:
                 try:
                     await self.reload()
                 except InvalidRequest as error:
-                    _log.error("policies stay as they were: %s", error)
+                    # One line, as it is searched for by what it says.
+                    reason = str(error).replace("\n", "; ")
+                    _log.error("policies stay as they were: %s", reason)
 
     async def _load(self) -> None:
         try:

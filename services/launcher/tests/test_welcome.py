@@ -9,7 +9,7 @@ import pytest
 
 from headrace_launcher.first_key import FirstKey
 from headrace_launcher.fleet_view import FleetState, FleetView
-from headrace_launcher.welcome import program, welcome
+from headrace_launcher.welcome import curl_line, program, welcome
 
 VIEW = FleetView(FleetState.RUNNING, 1, 0.0, "http://127.0.0.1:8080", "tiny", "/state")
 OWN = Path(sys.executable).with_name("headrace")
@@ -50,3 +50,11 @@ def test_a_key_that_is_gone_is_told_by_its_beginning() -> None:
     assert "begins with sk-hr-abc" in text
     assert "YOUR_KEY" in text
     assert "Stop it: Ctrl-C" in text
+
+
+def test_a_base_model_is_not_asked_to_chat() -> None:
+    """Without a chat template that line would get a 400."""
+    assert "/v1/chat/completions" in curl_line("http://h:1", "k", "smollm2-135m-instruct")
+    line = curl_line("http://h:1", "k", "gemma3-270m")
+    assert "/v1/completions" in line
+    assert "messages" not in line

@@ -45,7 +45,9 @@ class RouteWatch:
     """Follows one file.
 
     Args:
-        path: the file; None = there are no routes. A file that is not there has none.
+        path: the file; None = there are no routes. A file that is not there yet has none; if it
+            vanishes, what it said stays: no names are taken away by a slip or between the two steps
+            of an editor that writes anew.
         metrics: reloads are counted.
     """
 
@@ -80,7 +82,7 @@ class RouteWatch:
         before = self.routes.revision
         self._seen = _stamp(self._path)
         try:
-            if self._path is not None and self._seen is not None:
+            if self._path is not None and (self._seen is not None or before):
                 file, revision = load_route_file(self._path)
                 cascades = load_cascades(file, self._path.parent)
                 self.routes = ModelRoutes(file, revision, cascades)

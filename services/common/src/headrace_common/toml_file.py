@@ -26,7 +26,7 @@ def load_toml(path: Path | Traversable, model: type[Model], name: str) -> Model:
         SettingsError: it cannot be read or says something wrong; the message lists every mistake.
     """
     try:
-        return model.model_validate(tomllib.loads(path.read_text()))
+        return model.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{name} {path}: {error}") from error
     except ValidationError as error:

@@ -71,12 +71,14 @@ class KnownModel:
         file_name: of the whole model.
         sha256: of the whole model.
         note: what a user should know of it.
+        chats: whether it has a chat template; without one it is for /v1/completions.
     """
 
     parts: Sequence[ModelSource]
     file_name: str
     sha256: str
     note: str
+    chats: bool = True
 
 
 MODELS: Mapping[str, KnownModel] = {
@@ -88,6 +90,7 @@ MODELS: Mapping[str, KnownModel] = {
         "gemma-3-270m-q4_k_m.gguf",
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         "a base model without a chat template: for /v1/completions; Gemma's licence applies",
+        chats=False,
     ),
 }
 

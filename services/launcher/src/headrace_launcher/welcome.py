@@ -9,19 +9,20 @@ from pathlib import Path
 
 from headrace_launcher.first_key import FirstKey
 from headrace_launcher.fleet_view import FleetView, Role
+from headrace_launcher.model_catalog import MODELS
 
 
 def curl_line(base_url: str, api_key: str, model: str) -> str:
     """Return one shell line that streams an answer."""
-    body = json.dumps(
-        {
-            "model": model,
-            "stream": True,
-            "messages": [{"role": "user", "content": "Why is the sky blue?"}],
-        }
-    )
+    known = MODELS.get(model)
+    if known is None or known.chats:
+        path, asked = "chat/completions", [{"role": "user", "content": "Why is the sky blue?"}]
+        body = json.dumps({"model": model, "stream": True, "messages": asked})
+    else:
+        path = "completions"
+        body = json.dumps({"model": model, "stream": True, "prompt": "The sky is blue because"})
     return (
-        f"curl -N {base_url}/v1/chat/completions -H 'Authorization: Bearer {api_key}' "
+        f"curl -N {base_url}/v1/{path} -H 'Authorization: Bearer {api_key}' "
         f"-H 'Content-Type: application/json' -d '{body}'"
     )
 
