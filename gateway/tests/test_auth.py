@@ -236,3 +236,16 @@ def test_allowed_models() -> None:
     check_model_allowed(Owner(allowed_models=["m"]), "m")
     with pytest.raises(ModelNotAllowed):
         check_model_allowed(Owner(allowed_models=["m"]), "n")
+
+
+@pytest.mark.parametrize("failure", [KeyRevoked("This account is suspended."), UnknownKey("x")])
+async def test_whoever_has_a_key_is_told_what_became_of_it(
+    scene: Scene, failure: UnknownKey
+) -> None:
+    """A suspended account is not told that its key is wrong; of a key that is none, only that."""
+    told = "suspended" if isinstance(failure, KeyRevoked) else "Incorrect API key"
+    scene.billing.failure = failure
+    for _ in range(2):
+        with pytest.raises(UnknownKey, match=told):
+            await scene.ask()
+    assert scene.billing.num_questions == 1

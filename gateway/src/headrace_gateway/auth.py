@@ -77,7 +77,8 @@ class KeyAuth:
         self._on_change = on_change
         self._from_cache = metrics.key_lookups.labels("cache")
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
-        self._refused: OrderedDict[bytes, float] = OrderedDict()
+        # Until when, and what is told.
+        self._refused: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
         self._lookups: dict[bytes, asyncio.Task[Principal]] = {}
         self.is_watching = False
 
@@ -142,17 +143,20 @@ class KeyAuth:
             entry.is_suspect = True
 
     async def _ask_again(self, digest: bytes, now: float) -> Principal:
-        if self._refused.get(digest, 0.0) > now:
+        until_s, told = self._refused.get(digest, (0.0, ""))
+        if until_s > now:
             self._metrics.key_lookups.labels("refused_cache").inc()
-            raise _unknown()
+            raise UnknownKey(told)
         try:
             return await self._look_up(digest)
-        except UnknownKey:
+        except UnknownKey as error:
             self._entries.pop(digest, None)
-            self._refused[digest] = now + _REFUSED_S
+            # Whoever has a key may know what became of it: revoked, its account suspended.
+            told = error.public_message if isinstance(error, KeyRevoked) else "Incorrect API key."
+            self._refused[digest] = now + _REFUSED_S, told
             while len(self._refused) > _MAX_REFUSED:
                 self._refused.popitem(last=False)
-            raise _unknown() from None
+            raise UnknownKey(told) from None
         except HeadraceError as error:
             return self._stale(digest, now, error)
 
@@ -237,7 +241,3 @@ def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     if not 0 < len(key) <= _MAX_KEY_BYTES:
         raise UnknownKey("No API key. Send it as `Authorization: Bearer <key>`.")
     return key
-
-
-def _unknown() -> UnknownKey:
-    return UnknownKey("Incorrect API key.")
