@@ -6,7 +6,7 @@ from headrace_cache_index.app import CacheIndexApp
 from headrace_cache_index.settings import CacheIndexSettings
 from headrace_common.clock import SystemClock
 from headrace_common.lifecycle import serve
-from headrace_common.service_process import run_service
+from headrace_common.service_process import run_service, take_no_arguments
 
 
 async def _serve(settings: CacheIndexSettings) -> None:
@@ -16,6 +16,7 @@ async def _serve(settings: CacheIndexSettings) -> None:
 
 def main() -> None:
     """Run the cache index until SIGTERM."""
+    take_no_arguments("cache-index", CacheIndexSettings)
     run_service("cache-index", CacheIndexSettings.load_or_exit(), _serve)
 
 

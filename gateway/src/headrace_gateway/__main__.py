@@ -6,7 +6,7 @@ import asyncio
 import signal
 
 from headrace_common.lifecycle import Lifecycle
-from headrace_common.service_process import run_service
+from headrace_common.service_process import run_service, take_no_arguments
 from headrace_gateway.app import Gateway
 from headrace_gateway.outbox_place import OutboxInUseError
 from headrace_gateway.settings import GatewaySettings
@@ -23,6 +23,7 @@ async def _serve(settings: GatewaySettings) -> None:
 
 def main() -> None:
     """Load settings, start telemetry, serve until SIGTERM or SIGINT."""
+    take_no_arguments("gateway", GatewaySettings)
     failures = (ValueError, OutboxInUseError)
     run_service("gateway", GatewaySettings.load_or_exit(), _serve, failures=failures)
 

@@ -38,3 +38,20 @@ def test_the_exit_code_says_whether_to_try_again(body: str, code: int) -> None:
     assert done.returncode == code
     assert "Traceback" not in done.stderr
     assert ("pump: " in done.stderr and "in its file" in done.stderr) is bool(code)
+
+
+@pytest.mark.parametrize(("argument", "code"), [("--help", 0), ("--port", 2), ("serve", 2)])
+def test_arguments_are_not_passed_over(argument: str, code: int) -> None:
+    """Who asks for help, or believes in an option, does not get a service that has started."""
+    text = (
+        "from headrace_common.service_process import take_no_arguments\n"
+        "from headrace_common.settings import ServiceSettings\n"
+        "take_no_arguments('pump', ServiceSettings)\n"
+        "print('started')\n"
+    )
+    program = [sys.executable, "-c", text, argument]
+    done = subprocess.run(program, check=False, capture_output=True, text=True, timeout=30)
+    assert done.returncode == code
+    assert "started" not in done.stdout
+    assert "headrace-pump" in done.stdout + done.stderr
+    assert ("CONFIG.md" in done.stdout) is (code == 0)

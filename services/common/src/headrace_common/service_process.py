@@ -6,6 +6,7 @@ starting it again is no use.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -16,6 +17,21 @@ from headrace_common.telemetry import Telemetry, TelemetrySettings
 
 _EXIT_FAILED = 1
 S = TypeVar("S", bound=ServiceSettings)
+
+
+def take_no_arguments(name: str, settings: type[ServiceSettings]) -> None:
+    """Answer ``--help``, and refuse any other argument, of a service that only has settings.
+
+    Args:
+        name: of the service.
+        settings: whose variables are named.
+
+    Raises:
+        SystemExit: there are arguments.
+    """
+    text = f"Set by environment variables, {settings.prefix}*: docs/CONFIG.md lists them."
+    parser = argparse.ArgumentParser(f"headrace-{name}", description=text, allow_abbrev=False)
+    parser.parse_args()
 
 
 def run_service(
