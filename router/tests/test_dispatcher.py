@@ -80,6 +80,37 @@ async def test_the_first_token_of_one_lets_the_next_go(fleet, ask, dispatcher) -
     second.close()
 
 
+async def test_a_newcomer_takes_no_turn_of_another_tenant(fleet, ask, dispatcher) -> None:
+    """Who sends the next request as soon as one ends would find every opening first."""
+    fleet.add("w1")
+    first = dispatcher.submit(ask(LONG, tenant_id="flood"), None)
+    small = dispatcher.submit(ask(tenant_id="small"), None)
+    await asyncio.sleep(0.02)
+    assert not small.picked.done()
+    first.close()
+    newcomer = dispatcher.submit(ask(LONG, tenant_id="flood"), None)
+    assert not newcomer.picked.done()
+    await eventually(small.picked.done)
+    small.close()
+    await eventually(newcomer.picked.done)
+    newcomer.close()
+
+
+async def test_a_newcomer_takes_an_opening_from_a_lower_class(fleet, ask, dispatcher) -> None:
+    """At once: batch work runs in the gaps."""
+    fleet.add("w1")
+    first = dispatcher.submit(ask(LONG, tenant_id="flood"), None)
+    batch = dispatcher.submit(ask(tenant_id="small", priority=BATCH), None)
+    await asyncio.sleep(0.02)
+    first.close()
+    newcomer = dispatcher.submit(ask(LONG, tenant_id="flood"), None)
+    assert newcomer.picked.done()
+    assert not batch.picked.done()
+    newcomer.close()
+    await eventually(batch.picked.done)
+    batch.close()
+
+
 @pytest.mark.parametrize("how", ["end", "report"])
 async def test_an_end_or_a_report_lets_the_next_go(fleet, ask, dispatcher, how: str) -> None:
     """A lost first-token message does not hold the queue for ever."""

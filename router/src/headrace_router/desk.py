@@ -271,8 +271,9 @@ class PickDesk:
             return False
         if choice.policy.gather_s(choice.chosen):
             return True
-        if query.model in self._queues:
-            return self._bids.is_contested(is_queueing=True)
+        if (queue := self._queues.get(query.model)) is not None:
+            # Whose turn it is among tenants, the queue says.
+            return queue.others_wait(query) or self._bids.is_contested(is_queueing=True)
         return choice.chosen.num_requests > 0 and self._bids.is_contested(is_queueing=False)
 
     def _wins(self, release: Release, now_s: float) -> bool:

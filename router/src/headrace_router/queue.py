@@ -131,6 +131,15 @@ class ModelQueue:
         if (line := self._line_of(one)) is not None:
             line.served_s = now_s
 
+    def others_wait(self, query: Query) -> bool:
+        """Whether another tenant waits, in the class of a newcomer or a higher one."""
+        return any(
+            tenant != query.tenant_id
+            for priority, tenants in self._classes.items()
+            if priority >= query.priority
+            for tenant in tenants
+        )
+
     def expired(self, now_s: float) -> list[Waiting]:
         """Return the requests whose time is over. They stay in."""
         return [one for one in self if one.deadline_s <= now_s]

@@ -19,8 +19,8 @@ While the cheapest replica has more backlog than `slack_s`, or no room for the p
 request stays in the queue: later it costs less there, and recomputing elsewhere would cost the
 fleet. Of those that may go the smallest own - ageing_ratio x waited goes first. Late binding and
 that order each help, together most (docs/routing-simulation.md). A newcomer that finds an opening
-takes it at once, unless its work is long and the replica busy: then it waits for `gather_s`, in
-which shorter work of the same burst goes first.
+takes it at once, unless another tenant waits, or its work is long and the replica busy: then it
+waits for `gather_s`, in which shorter work of the same burst goes first.
 """
 
 from __future__ import annotations
