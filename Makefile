@@ -1,4 +1,4 @@
-# Everything a developer types. `make help` lists it. Needs Python 3.11, pip and make.
+# Everything a developer types. `make help` lists it. Needs Python 3.11 to 3.14, pip and make.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -21,8 +21,8 @@ setup: $(STAMP) ## Make .venv and install everything into it (fast when nothing 
 
 # A failed installation leaves no stamp, so the next `make` tries again.
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))' || \
-		{ echo "Headrace needs Python 3.11 or newer; this is $$($(PYTHON) --version). Try: make setup PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' || \
+		{ echo "Headrace needs Python 3.11 to 3.14; this is $$($(PYTHON) --version). Try: make setup PYTHON=python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[all]'
 	@touch $@

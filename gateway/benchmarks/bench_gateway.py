@@ -117,7 +117,7 @@ def _ours(
         where = json.loads(fleet.stdout.readline())
         (scratch / "fleet.json").write_text(json.dumps(where))
         port = free_port()
-        command = [sys.executable, str(_HERE / "gateway_process.py"), "--port", str(port)]
+        command = [args.python, str(_HERE / "gateway_process.py"), "--port", str(port)]
         command += ["--fleet", str(scratch / "fleet.json"), "--without", without]
         command += ["--kafka", f"127.0.0.1:{kafka_port}"]
         gateway = subprocess.Popen(harness.pinned(command, args.gateway_cpu))
@@ -194,6 +194,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--harness", type=Path, required=True, help="folder of mock.c, loadgen.c")
     parser.add_argument("--peers-dir", type=Path, default=_PEERS_DIR)
     parser.add_argument("--only", default="", help="rows, comma-separated")
+    parser.add_argument("--python", default=sys.executable, help="runs our gateway")
     parser.add_argument("--seconds", type=float, default=1.5, help="of each step")
     parser.add_argument("--driver-cpu", type=int, default=0)
     parser.add_argument("--gateway-cpu", type=int, default=1)
