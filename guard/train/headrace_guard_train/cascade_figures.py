@@ -25,8 +25,9 @@ from headrace_guard_train.states import StateCache
 
 # Share of ordinary texts of unseen sources that the embedding stage may be asked about, by head; of
 # the three that a user's text is read for, together below a tenth. `INDIRECT` reads documents only,
-# and its share is one of documents, each of which has many places to hide something in.
-BAND_RATIOS = {INJECTION: 0.02, INDIRECT: 0.25, HARM: 0.065, TOXICITY: 0.01}
+# and its share is one of documents: each has many places to hide something in, and windows of a
+# sentence or two, which cost a third of those that users' texts are read by.
+BAND_RATIOS = {INJECTION: 0.02, INDIRECT: 0.5, HARM: 0.065, TOXICITY: 0.01}
 LINEAR_SHARES = (0.0, 0.25, 0.5, 1.0)
 _FLOOR = -20.0
 
