@@ -1,8 +1,8 @@
 """Carries usage events from the outbox to the ledger, at least once, whatever breaks on the way.
 
-Two supervised loops. One reads new events, produces them, and saves its position once the broker
-has acknowledged. The other asks billing which events of finished segments are not booked: a segment
-with none missing is deleted, events that miss for longer than a grace period after their
+Supervised loops. One reads new events and produces them; how far the broker has acknowledged is
+saved once a second. Another asks billing which events of finished segments are not booked: a
+segment with none missing is deleted, events that miss for longer than a grace period after their
 acknowledgement are produced again. So a broker that loses its memory loses nothing; it only makes
 work.
 """
@@ -48,9 +48,11 @@ CONFIRM_INTERVAL_S = 2.0
 _BATCH_EVENTS = 500
 # Asked for at once: to read so many takes the loop less than a millisecond.
 _CONFIRM_EVENTS = 100
-# So long events gather before they are produced, under load too: a batch costs about the same
-# whatever it holds, and the outbox's own thread and disk less company.
-GATHER_S = 0.05
+# So long events gather before they are produced, under load too: a batch costs 2 ms of the loop's
+# time, whatever it holds, and requests wait meanwhile.
+GATHER_S = 0.1
+# The position is saved so often: what was produced since is produced again after a crash.
+_SAVE_EVERY_S = 1.0
 _PARTITIONER = DefaultPartitioner()
 _STEP_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 2.0
@@ -212,7 +214,7 @@ class Relay:
         self._clock, self._metrics = clock, metrics
         self._grace_s, self._confirm_interval_s = grace_s, confirm_interval_s
         self._position = Position(0, 0)
-        self._acked_seq = 0
+        self._acked_seq = self._saved_seq = 0
         self._oldest_unacked_unix_us = 0
         self._acked_at_s: dict[int, float] = {}
         self._started_s = 0.0
@@ -228,11 +230,12 @@ class Relay:
     async def start(self) -> None:
         """Go on where the last process stopped."""
         self._position, self._acked_seq = await asyncio.to_thread(self._load)
+        self._saved_seq = self._acked_seq
         self._started_s = self._clock.now_s()
         for name, body in (
             ("usage relay", self._produce_forever),
             ("usage confirmation", self._confirm_forever),
-            ("usage backlog gauges", self._measure_forever),
+            ("usage backlog", self._note_forever),
         ):
             self._tasks.append(
                 asyncio.create_task(
@@ -249,6 +252,8 @@ class Relay:
                     self._caught_up.clear()
                     await self._caught_up.wait()
         await cancel_and_wait(*self._tasks)
+        with contextlib.suppress(OSError):
+            await self._save_position()
         await self._sink.stop()
 
     async def _produce_forever(self) -> None:
@@ -272,7 +277,6 @@ class Relay:
         await self._sink.send(events)
         self._position, self._acked_seq = batch.end, events[-1].outbox_seq
         self._acked_at_s[batch.end.segment] = self._clock.now_s()
-        await asyncio.to_thread(self._save)
 
     async def _confirm_forever(self) -> None:
         while True:
@@ -308,7 +312,7 @@ class Relay:
         acked_at_s = self._acked_at_s.get(segment, self._started_s)
         return self._clock.now_s() - acked_at_s >= self._grace_s
 
-    async def _measure_forever(self) -> None:
+    async def _note_forever(self) -> None:
         while True:
             self._metrics.pending_events.set(self.num_pending)
             self._metrics.pending_bytes.set(self._outbox.size_bytes)
@@ -316,7 +320,14 @@ class Relay:
             oldest_us = self._oldest_unacked_unix_us if self.num_pending else 0
             age_s = self._clock.unix_s() - oldest_us / 1e6 if oldest_us else 0.0
             self._metrics.oldest_age_s.set(max(0.0, age_s))
-            await asyncio.sleep(1.0)
+            await self._save_position()
+            await asyncio.sleep(_SAVE_EVERY_S)
+
+    async def _save_position(self) -> None:
+        if self._saved_seq != self._acked_seq:
+            position, seq = self._position, self._acked_seq
+            await asyncio.to_thread(self._save, position, seq)
+            self._saved_seq = seq
 
     def _load(self) -> tuple[Position, int]:
         try:
@@ -328,12 +339,7 @@ class Relay:
             _log.warning("the relay's position cannot be read; all events are produced again")
             return Position(0, 0), 0
 
-    def _save(self) -> None:
-        position = self._position
-        saved = {
-            "segment": position.segment,
-            "offset": position.offset,
-            "seq": self._acked_seq,
-        }
+    def _save(self, position: Position, seq: int) -> None:
+        saved = {"segment": position.segment, "offset": position.offset, "seq": seq}
         # Not synced: after a crash of the machine an old or a broken one only costs duplicates.
         replace_file(self._outbox.folder / "position", json.dumps(saved).encode(), is_synced=False)
