@@ -18,7 +18,8 @@ from headrace_common.errors import (
 )
 from headrace_contracts.billing.v1.billing_pb2 import ModelLimits
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
-from headrace_gateway.admission import Admission, denial, scopes_of
+from headrace_gateway.admission import Admission, denial
+from headrace_gateway.limit_states import Standing
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.principal import Principal
 from headrace_testing.waiting import eventually
@@ -129,7 +130,7 @@ def test_denials(
     answer: dict[str, int], error: type[HeadraceError], retry_after_s: float | None
 ) -> None:
     """Each kind has its own error; waiting is named only where it helps."""
-    told = denial(pb.AdmitResponse(**answer), [])  # type: ignore[arg-type]
+    told = denial(pb.AdmitResponse(**answer), Standing())  # type: ignore[arg-type]
     assert type(told) is error
     assert told.retry_after_s == retry_after_s
 
@@ -180,16 +181,16 @@ def test_a_request_is_charged_to_its_model_too() -> None:
         ],
     )
     of_model = pb.Scope(level=pb.LEVEL_MODEL, scope_id="t/b", limits=pb.Limits(tokens_per_minute=6))
-    assert scopes_of(principal, "b") == [key, of_model]
-    assert scopes_of(principal, "c") == [key]
+    assert principal.charged("b").scopes == [key, of_model]
+    assert principal.charged("c").scopes == [key]
 
 
 async def test_standing_is_asked_without_charging(limiter: Limiter, admission: Admission) -> None:
     """And is nothing where there are no limits, or nobody to ask."""
-    assert await admission.standing(Principal(tenant_id="t")) == ()
+    assert await admission.standing(Principal(tenant_id="t")) == Standing()
     assert limiter.admitted == []
     limited = Principal(tenant_id="t", limits=[pb.Scope(level=pb.LEVEL_KEY, scope_id="k")])
     await admission.standing(limited)
     assert [(it.peek, it.reserve) for it in limiter.admitted] == [(True, pb.Amounts())]
     limiter.failures = [ReplicaLost("x")]
-    assert await admission.standing(limited) == ()
+    assert await admission.standing(limited) == Standing()

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from headrace_gateway.limit_states import LimitState
+from headrace_gateway.limit_states import Standing
 from headrace_gateway.rate_headers import duration_text, header_pairs, is_limit_header
+
+State = tuple[tuple[int, int, int], int, int]
 
 
 def state(
     *, dimension: int, limit: int, remaining: int, level: int = 0, reset_us: int = 0
-) -> LimitState:
-    """A state, by the contract's numbers."""
-    return LimitState(level, dimension, limit, remaining, reset_us)  # type: ignore[arg-type]
+) -> State:
+    """A limit, by the contract's numbers, what remains of it and when it is whole again."""
+    return (level, dimension, limit), remaining, reset_us
+
+
+def standing(*states: State) -> Standing:
+    """How these limits stand, all together."""
+    limits, remaining, reset_us = zip(*states, strict=True)
+    return Standing(limits, remaining, reset_us)
 
 
 def test_headers_tell_the_tightest_limit() -> None:
@@ -23,7 +31,9 @@ def test_headers_tell_the_tightest_limit() -> None:
         state(dimension=4, limit=1000, remaining=900, reset_us=1),
         state(dimension=6, limit=2, remaining=1),
     ]
-    pairs = {name: value for name, value in header_pairs(states) if name.startswith("x-")}
+    pairs = {
+        name: value for name, value in header_pairs(standing(*states)) if name.startswith("x-")
+    }
     assert pairs == {
         "x-ratelimit-limit-requests": "5",
         "x-ratelimit-remaining-requests": "4",
@@ -32,7 +42,7 @@ def test_headers_tell_the_tightest_limit() -> None:
         "x-ratelimit-remaining-tokens": "900",
         "x-ratelimit-reset-tokens": "1ms",
     }
-    assert header_pairs([]) == []
+    assert header_pairs(Standing()) == []
 
 
 @pytest.mark.parametrize(
@@ -60,7 +70,7 @@ def test_the_ietf_fields_list_every_limit_by_a_name_of_its_own() -> None:
         state(level=4, dimension=5, limit=100, remaining=0, reset_us=3_600_000_000),
         state(level=2, dimension=6, limit=4, remaining=3),
     ]
-    pairs = dict(header_pairs(states))
+    pairs = dict(header_pairs(standing(*states)))
     assert pairs["ratelimit-policy"] == (
         '"key-requests-per-minute";q=10;qu="requests";w=60, '
         '"organization-output-tokens-per-minute";q=1000000000000;qu="tokens";w=60, '
@@ -79,4 +89,4 @@ def test_the_ietf_fields_list_every_limit_by_a_name_of_its_own() -> None:
 
 def test_money_is_not_told() -> None:
     """A budget is between the tenant and billing."""
-    assert header_pairs([state(level=1, dimension=9, limit=10, remaining=9)]) == []
+    assert header_pairs(standing(state(level=1, dimension=9, limit=10, remaining=9))) == []

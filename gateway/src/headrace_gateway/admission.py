@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any, Protocol
 
 from headrace_common.errors import (
@@ -21,7 +21,7 @@ from headrace_common.errors import (
 )
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
-from headrace_gateway.limit_states import LimitState, states_of
+from headrace_gateway.limit_states import Standing, limits_of, standing_of
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.principal import Principal
 from headrace_gateway.rate_headers import header_pairs, limit_headers
@@ -88,11 +88,12 @@ class Lease:
         admission: Admission,
         lease_id: str,
         tenant_id: str,
-        states: Sequence[LimitState],
+        standing: Standing,
     ) -> None:
         self._admission = admission
         self.lease_id, self.tenant_id = lease_id, tenant_id
-        self.states = states
+        # How the limits stood when it was admitted.
+        self.standing = standing
 
     def settle(self, actual: pb.Amounts) -> Coroutine[None, None, None]:
         """Give back what was not used. Never raises."""
@@ -123,10 +124,11 @@ class Admission:
             RequestTooLargeForLimit: the request could never pass.
             Unavailable: limits or money cannot be checked.
         """
+        charged = principal.charged(model)
         request = pb.AdmitRequest(
             lease_id=lease_id,
             tenant_id=principal.tenant_id,
-            scopes=scopes_of(principal, model),
+            scopes=charged.scopes,
             reserve=reserve,
             lease_ms=LEASE_MS,
             prepaid=principal.prepaid,
@@ -138,20 +140,20 @@ class Admission:
             # The charge may have been made already; nobody waits for its return.
             self._release_later(request)
             raise
-        states = states_of(request, answer)
+        standing = standing_of(charged.limits, answer)
         if answer.outcome != pb.AdmitResponse.OUTCOME_ADMITTED:
-            raise denial(answer, states)
+            raise denial(answer, standing)
         if answer.degraded:
             self._metrics.degraded.labels("ratelimit").inc()
         self._leases.setdefault(principal.tenant_id, {})[lease_id] = request
-        return Lease(self, lease_id, principal.tenant_id, states)
+        return Lease(self, lease_id, principal.tenant_id, standing)
 
     @contextlib.asynccontextmanager
     async def one_request(self, caller: Caller) -> AsyncIterator[None]:
         """Charge what generates nothing as one request; its answer tells how the limits stand."""
         one = pb.Amounts(requests=1)
         lease = await self.admit(caller.principal, caller.request_id, one)
-        caller.exchange.headers += limit_headers(lease.states)
+        caller.exchange.headers += limit_headers(lease.standing)
         try:
             yield
         finally:
@@ -175,16 +177,17 @@ class Admission:
                 del self._leases[lease.tenant_id]
         return pb.SettleRequest(lease_id=lease.lease_id, tenant_id=lease.tenant_id, actual=actual)
 
-    async def standing(self, principal: Principal) -> Sequence[LimitState]:
+    async def standing(self, principal: Principal) -> Standing:
         """Return how the principal's limits stand, charging nothing; nothing if nobody can tell."""
         if not principal.limits:
-            return ()
+            return Standing()
         request = pb.AdmitRequest(tenant_id=principal.tenant_id, scopes=principal.limits, peek=True)
         try:
-            return states_of(request, await self._limiter.admit(request))
+            answer = await self._limiter.admit(request)
         except HeadraceError as error:
             _log.info("limits cannot be told: %s", error)
-            return ()
+            return Standing()
+        return standing_of(limits_of(principal.limits), answer)
 
     async def renew_all(self) -> None:
         """Renew every lease each third of its life; run under `supervise`."""
@@ -250,21 +253,11 @@ class Admission:
             _log.warning("lease %s could not be settled: %s", request.lease_id, error)
 
 
-def scopes_of(principal: Principal, model: str) -> list[pb.Scope]:
-    """Return the scopes that a request for *model* is charged to."""
-    scopes = list(principal.limits)
-    for limits in principal.model_limits:
-        if limits.model == model:
-            scope_id = f"{principal.tenant_id}/{model}"
-            scopes.append(pb.Scope(level=pb.LEVEL_MODEL, scope_id=scope_id, limits=limits.limits))
-    return scopes
-
-
 def _rounded(seconds: float) -> str:
     return f"{seconds:.2f}" if seconds < 10 else f"{math.ceil(seconds)}"
 
 
-def denial(answer: pb.AdmitResponse, states: Sequence[LimitState]) -> HeadraceError:
+def denial(answer: pb.AdmitResponse, standing: Standing) -> HeadraceError:
     """Translate a denial into the error for the caller, with the state of the limits."""
     name = _NAMES.get(answer.binding_dimension, "requests")
     level = _LEVELS.get(answer.binding_level, "this key")
@@ -287,5 +280,5 @@ def denial(answer: pb.AdmitResponse, states: Sequence[LimitState]) -> HeadraceEr
             f"The limit of {name} of {level} is reached. Try again in {_rounded(retry_after_s)} s.",
             retry_after_s=retry_after_s,
         )
-    error.metadata.update(dict(header_pairs(states)))
+    error.metadata.update(dict(header_pairs(standing)))
     return error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 
 from opentelemetry.trace import SpanKind
@@ -23,7 +23,7 @@ from headrace_gateway.auth import KeyAuth, check_scope
 from headrace_gateway.client_ids import client_request_id
 from headrace_gateway.http_exchange import AsgiApp, HttpExchange, Receive, Scope, Send
 from headrace_gateway.idempotency import IDEMPOTENCY_KEY, Idempotency
-from headrace_gateway.limit_states import LimitState
+from headrace_gateway.limit_states import Standing
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.pricing import price_tier
 from headrace_gateway.principal import Principal
@@ -66,7 +66,7 @@ class RouteContext:
     limits: HttpLimits
     clock: Clock
     metrics: GatewayMetrics
-    standing: Callable[[Principal], Awaitable[Sequence[LimitState]]]
+    standing: Callable[[Principal], Awaitable[Standing]]
     idempotency: Idempotency
 
 
@@ -157,8 +157,7 @@ class ApiRoute(ABC):
         is_told = any(is_limit_header(name.decode()) for name, _ in exchange.headers)
         if is_told or exchange.has_begun or exchange.client_is_gone:
             return
-        states = await self._context.standing(principal)
-        exchange.headers += limit_headers(states)
+        exchange.headers += limit_headers(await self._context.standing(principal))
 
     async def _tell(
         self, exchange: HttpExchange, error: HeadraceError, request_id: RequestId

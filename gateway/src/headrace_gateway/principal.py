@@ -7,13 +7,22 @@ request reads some thirty of its key's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from headrace_contracts.billing.v1 import billing_pb2
 from headrace_contracts.guard.v1.guard_pb2 import OutputOpen, PolicyRef, SentReport
-from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Scope
+from headrace_contracts.ratelimit.v1.ratelimit_pb2 import LEVEL_MODEL, Scope
 from headrace_contracts.types.v1.types_pb2 import PRIORITY_UNSPECIFIED, Priority
+from headrace_gateway.limit_states import Limit, limits_of
+
+
+class Charged(NamedTuple):
+    """The scopes that a request is charged to, and their limits."""
+
+    scopes: list[Scope]
+    limits: tuple[Limit, ...]
 
 
 @dataclass
@@ -35,6 +44,8 @@ class Principal:
     prepaid: bool = False
     counts_cached_input: bool = False
     model_limits: Sequence[billing_pb2.ModelLimits] = ()
+    # By model; "" = all without limits of their own.
+    _charged: dict[str, Charged] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, told: billing_pb2.Principal) -> Principal:
@@ -56,6 +67,20 @@ class Principal:
             counts_cached_input=told.counts_cached_input,
             model_limits=tuple(told.model_limits),
         )
+
+    def charged(self, model: str) -> Charged:
+        """Return what a request for *model* is charged to."""
+        own = [it for it in self.model_limits if it.model == model]
+        name = model if own else ""
+        charged = self._charged.get(name)
+        if charged is None:
+            scope_id = f"{self.tenant_id}/{model}"
+            scopes = [
+                *self.limits,
+                *(Scope(level=LEVEL_MODEL, scope_id=scope_id, limits=it.limits) for it in own),
+            ]
+            charged = self._charged[name] = Charged(scopes, limits_of(scopes))
+        return charged
 
     @cached_property
     def guard_head(self) -> bytes:

@@ -8,12 +8,12 @@ seconds; what remains ``r``, and the seconds ``t`` until it is whole again. Mone
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
-from headrace_gateway.limit_states import LimitState
+from headrace_gateway.limit_states import Limit, Standing
 
 _MINUTE_S, _DAY_S = 60, 86_400
 # The largest integer of a structured field (RFC 9651, 3.3.1).
@@ -54,10 +54,13 @@ _KINDS = (
     ),
 )
 
-_SUFFIXES = {dimension: suffix for suffix, dimensions in _KINDS for dimension in dimensions}
 # The headers of each kind: its limit, what remains of it, and when it is whole again.
 _NAMES = {
-    suffix: [f"x-ratelimit-{what}-{suffix}".encode() for what in ("limit", "remaining", "reset")]
+    suffix: (
+        f"x-ratelimit-limit-{suffix}".encode(),
+        f"x-ratelimit-remaining-{suffix}".encode(),
+        f"x-ratelimit-reset-{suffix}".encode(),
+    )
     for suffix, _ in _KINDS
 }
 # Names as the headers give them, by level and dimension.
@@ -68,42 +71,43 @@ _NAMED = {
 }
 
 
-def limit_headers(states: Iterable[LimitState]) -> list[tuple[bytes, bytes]]:
+class _Told(NamedTuple):
+    """What the headers of some limits have in common."""
+
+    policies: bytes
+    # Where each limit that is told stands among all, and its name in the header.
+    names: list[tuple[int, str]]
+    # Of each kind that is told its headers' names, and where its limits stand.
+    kinds: list[tuple[tuple[bytes, bytes, bytes], list[int]]]
+
+
+def limit_headers(standing: Standing) -> list[tuple[bytes, bytes]]:
     """Return the headers that tell of these limits; none if there are no limits."""
-    nearest: dict[str, LimitState] = {}
-    policies, standings = [], []
-    for state in states:
-        level, dimension, limit, remaining, reset_us = state
-        if dimension not in _FORMS:
-            continue
-        policies.append(_policy(level, dimension, limit))
-        left = remaining if remaining < _MAX_INTEGER else _MAX_INTEGER
-        reset = f";t={-(-reset_us // 1_000_000)}" if reset_us > 0 else ""
-        standings.append(f'"{_name(level, dimension)}";r={left}{reset}')
-        suffix = _SUFFIXES.get(dimension)
-        if suffix is not None:
-            known = nearest.get(suffix)
-            if known is None or remaining < known.remaining:
-                nearest[suffix] = state
-    if not policies:
+    limits, remaining, reset_us = standing
+    told = _told(limits)
+    if not told.names:
         return []
     headers: list[tuple[bytes, bytes]] = []
-    for suffix, (of_limit, of_remaining, of_reset) in _NAMES.items():
-        if suffix in nearest:
-            _, _, limit, remaining, reset_us = nearest[suffix]
-            headers += [
-                (of_limit, b"%d" % limit),
-                (of_remaining, b"%d" % remaining),
-                (of_reset, duration_text(reset_us).encode()),
-            ]
-    headers.append((b"ratelimit-policy", ", ".join(policies).encode()))
+    for (of_limit, of_remaining, of_reset), places in told.kinds:
+        nearest = min(places, key=remaining.__getitem__)
+        headers += [
+            (of_limit, b"%d" % limits[nearest][2]),
+            (of_remaining, b"%d" % remaining[nearest]),
+            (of_reset, duration_text(reset_us[nearest]).encode()),
+        ]
+    standings = []
+    for idx, name in told.names:
+        left = remaining[idx]
+        text = f"{name};r={left if left < _MAX_INTEGER else _MAX_INTEGER}"
+        standings.append(f"{text};t={-(-it // 1_000_000)}" if (it := reset_us[idx]) > 0 else text)
+    headers.append((b"ratelimit-policy", told.policies))
     headers.append((b"ratelimit", ", ".join(standings).encode()))
     return headers
 
 
-def header_pairs(states: Iterable[LimitState]) -> list[tuple[str, str]]:
+def header_pairs(standing: Standing) -> list[tuple[str, str]]:
     """Return the same as texts, for what an error tells."""
-    return [(name.decode(), value.decode()) for name, value in limit_headers(states)]
+    return [(name.decode(), value.decode()) for name, value in limit_headers(standing)]
 
 
 def is_limit_header(name: str) -> bool:
@@ -123,12 +127,22 @@ def duration_text(duration_us: int) -> str:
 
 # Limits are a key's own and change seldom.
 @lru_cache(maxsize=4096)
-def _policy(level: pb.Level.ValueType, dimension: pb.Dimension.ValueType, limit: int) -> str:
-    form = _FORMS[dimension]
+def _told(limits: tuple[Limit, ...]) -> _Told:
+    told = [(idx, limit) for idx, limit in enumerate(limits) if limit[1] in _FORMS]
+    kinds = []
+    for suffix, dimensions in _KINDS:
+        if places := [idx for idx, limit in told if limit[1] in dimensions]:
+            kinds.append((_NAMES[suffix], places))
+    policies = ", ".join(_policy(limit) for _, limit in told)
+    return _Told(policies.encode(), [(idx, f'"{_name(limit)}"') for idx, limit in told], kinds)
+
+
+def _policy(limit: Limit) -> str:
+    form = _FORMS[limit[1]]
     window = f";w={form.window_s}" if form.window_s else ""
-    name = _name(level, dimension)
-    return f'"{name}";q={min(limit, _MAX_INTEGER)};qu="{form.unit}"{window}'
+    return f'"{_name(limit)}";q={min(limit[2], _MAX_INTEGER)};qu="{form.unit}"{window}'
 
 
-def _name(level: pb.Level.ValueType, dimension: pb.Dimension.ValueType) -> str:
+def _name(limit: Limit) -> str:
+    level, dimension, _ = limit
     return _NAMED.get((level, dimension)) or f"key-{_FORMS[dimension].name}"

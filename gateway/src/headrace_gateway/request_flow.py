@@ -163,7 +163,7 @@ class RequestFlow:
                     lease = await self.admission.admit(
                         visit.principal, visit.request_id, reserve, request.model
                     )
-                visit.exchange.headers += limit_headers(lease.states)
+                visit.exchange.headers += limit_headers(lease.standing)
                 redacted = await self._take_verdict(visit, verdict)
                 if redacted:
                     request.redact(redacted)
