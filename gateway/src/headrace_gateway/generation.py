@@ -365,9 +365,9 @@ class Generator:
 def _lose(calls: Sequence[SessionCall[Any, Any]]) -> None:  # Any: whatever messages they have
     """End what runs on a replica that makes no progress."""
     for running in calls:
-        # Cancelled first: a delivered error alone counts as the call's end.
+        # Cancelled first: an error alone counts as the call's end.
         running.cancel()
-        running.deliver(ReplicaLost("The replica makes no progress."))
+        running.fail(ReplicaLost("The replica makes no progress."))
 
 
 class _Reading:

@@ -31,7 +31,6 @@ import asyncio
 import itertools
 import math
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import Any, Generic, Protocol
 
@@ -91,13 +90,15 @@ class SessionCall(Generic[Req, Res]):
         "_id",
         "_is_noted",
         "_is_over_there",
+        "_is_told",
         "_loop",
-        "_method",
+        "_messages",
+        "_parse",
         "_patience_s",
-        "_received",
         "_session",
         "_shortcut",
         "_then",
+        "_told",
         "_unacknowledged",
         "_waiter",
         "_waits",
@@ -113,11 +114,14 @@ class SessionCall(Generic[Req, Res]):
         timeout_s: float | None,
         patience_s: float | None = None,
     ) -> None:
-        self._session, self._id, self._method = session, call_id, method
+        self._session, self._id, self._parse = session, call_id, method.response.FromString
         self.ref = call_ref(call_id)
         self._loop = session.loop
-        # Messages as they came; what ended the call badly; None = it ended well.
-        self._received: deque[bytes | HeadraceError | None] = deque()
+        # As they came, not yet taken.
+        self._messages: list[bytes] = []
+        # Whether an end was told that nobody has read yet, and what was wrong; None = nothing.
+        self._is_told = False
+        self._told: HeadraceError | None = None
         # Whoever waits in `receive` or `wait`, and what `wait` wants called instead of waking it.
         self._waiter: asyncio.Future[bool] | None = None
         self._shortcut: Callable[[], bool] | None = None
@@ -188,7 +192,7 @@ class SessionCall(Generic[Req, Res]):
     @property
     def has_ready(self) -> bool:
         """Whether `receive` returns without waiting."""
-        return bool(self._received)
+        return bool(self._messages) or self._is_told
 
     async def receive(self) -> Res | None:
         """Return the next message, or None at the call's regular end.
@@ -196,7 +200,7 @@ class SessionCall(Generic[Req, Res]):
         Raises:
             HeadraceError: the server's error, `ReplicaLost` or `Deadline`.
         """
-        while not self._received:
+        while not self._messages and not self._is_told:
             if self._ended:
                 return None
             self._waiter = self._loop.create_future()
@@ -204,12 +208,15 @@ class SessionCall(Generic[Req, Res]):
                 await self._waiter
             finally:
                 self._waiter = None
-        received = self._received.popleft()
-        if isinstance(received, bytes):
-            return self._parsed(received)
+        if self._messages:
+            self._unacknowledged += 1
+            if self._unacknowledged >= _CREDIT_EVERY:
+                self._acknowledge()
+            return self._parse(self._messages.pop(0))
+        told, self._told, self._is_told = self._told, None, False
         self._end()
-        if received is not None:
-            raise received
+        if told is not None:
+            raise told
         return None
 
     async def wait(self, shortcut: Callable[[], bool]) -> bool:
@@ -222,7 +229,7 @@ class SessionCall(Generic[Req, Res]):
         Returns:
             Whether there is something to receive; False = the shortcut wants no more now.
         """
-        while not self._received and not self._ended:
+        while not self.has_ready and not self._ended:
             self._waiter, self._shortcut = self._loop.create_future(), shortcut
             try:
                 if not await self._waiter:
@@ -233,40 +240,41 @@ class SessionCall(Generic[Req, Res]):
 
     def take_ready(self) -> list[Res]:
         """Return the messages that are there; the call's end and errors are `receive`'s."""
-        received, taken = self._received, []
-        while received and isinstance(payload := received[0], bytes):
-            received.popleft()
-            taken.append(self._parsed(payload))
-        return taken
+        messages, self._messages = self._messages, []
+        self._unacknowledged += len(messages)
+        if self._unacknowledged >= _CREDIT_EVERY:
+            self._acknowledge()
+        return list(map(self._parse, messages))
 
     async def __aiter__(self) -> AsyncIterator[Res]:
         while (message := await self.receive()) is not None:
             yield message
 
-    def deliver(self, item: Item | HeadraceError) -> None:
+    def deliver(self, item: Item) -> None:
         """Hand over what the stream's reader got."""
         if self.first_answer_s is None:
             self.first_answer_s = time.monotonic()
-        is_error = False
-        if isinstance(item, HeadraceError):
-            is_error = True
-            self._received.append(item)
-        elif item.kind == _END:
-            self._is_over_there = True
+        if item.kind == _END:
+            self._is_told = self._is_over_there = True
             told = item.status
-            self._received.append(from_status(status_pb2.Status.FromString(told)) if told else None)
+            self._told = from_status(status_pb2.Status.FromString(told)) if told else None
         else:
-            self._received.append(item.payload)
+            self._messages.append(item.payload)
             if item.is_last:
-                self._received.append(None)
-                self._is_over_there = True
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            if self._shortcut is None or is_error:
-                waiter.set_result(True)
-            elif not self._is_noted:
-                self._is_noted = True
-                self._session.noted.append(self)
+                self._is_told = self._is_over_there = True
+        if self._shortcut is None:
+            self._wake()
+        elif not self._is_noted:
+            self._is_noted = True
+            self._session.noted.append(self)
+
+    def fail(self, error: HeadraceError) -> None:
+        """End the call badly, once what came before is taken."""
+        if self.first_answer_s is None:
+            self.first_answer_s = time.monotonic()
+        if not self._is_told:
+            self._is_told, self._told = True, error
+        self._wake()
 
     def pass_on(self) -> None:
         """Let the waiter's shortcut take what came."""
@@ -281,8 +289,12 @@ class SessionCall(Generic[Req, Res]):
             return
         if not goes_on:
             waiter.set_result(False)
-        elif self._received:
+        elif self._messages or self._is_told:
             waiter.set_result(True)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(True)
 
     def _begin_waiting(self) -> None:
         if self._patience_s is None or self.first_answer_s is not None:
@@ -330,25 +342,22 @@ class SessionCall(Generic[Req, Res]):
         else:
             self._session.silent_at_s = self._loop.time()
             self.cancel()
-            self.deliver(ReplicaLost("The peer gives no sign of life."))
+            self.fail(ReplicaLost("The peer gives no sign of life."))
 
     def _run_out(self) -> None:
         self.cancel()
-        self.deliver(Deadline("The peer took too long."))
+        self.fail(Deadline("The peer took too long."))
 
     def _end(self) -> None:
         self._ended = True
         self._session.calls.pop(self._id, None)
         self._stop_waiting()
 
-    def _parsed(self, message: bytes) -> Res:
-        """Parse a message, and let the server send more for those that were taken."""
-        self._unacknowledged += 1
-        if self._unacknowledged >= _CREDIT_EVERY:
-            if self._is_heard:
-                self._session.put(credit(self.ref, self._unacknowledged))
-            self._unacknowledged = 0
-        return self._method.response.FromString(message)
+    def _acknowledge(self) -> None:
+        """Let the server send more for those that were taken."""
+        if self._is_heard:
+            self._session.put(credit(self.ref, self._unacknowledged))
+        self._unacknowledged = 0
 
     @property
     def _is_heard(self) -> bool:
@@ -417,7 +426,7 @@ class _ClientStream:
 
     def _take(self, frame: Frame) -> None:
         calls = self.calls
-        for item in frame.items:
+        for item in frame.items[:]:  # a list: protobuf's iterators end by an exception
             call = calls.get(item.call_id)
             if call is not None:
                 call.deliver(item)
@@ -430,7 +439,7 @@ class _ClientStream:
         self.is_open, self.put = False, _refuse
         calls, self.calls = self.calls, {}
         for call in calls.values():
-            call.deliver(ReplicaLost("The connection to the peer broke."))
+            call.fail(ReplicaLost("The connection to the peer broke."))
         self.deadlines.close()
 
 
