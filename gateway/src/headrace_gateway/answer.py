@@ -276,10 +276,10 @@ class Answer:
         self.delivery.lost_the_guard = self._check.is_lost
         self._check.close()
 
-    def _take_alone(self, job: Job, event: pb.GenerateEvent) -> None:
+    def _take_alone(self, job: Job, deltas: Sequence[pb.ChoiceDelta]) -> None:
         if not self._has_started:
             self._note_started(job)
-        for delta in event.deltas:
+        for delta in deltas:
             choice_idx, is_last = job.first_choice_idx + delta.choice_idx, bool(delta.finish_reason)
             choice, text = self._choices[choice_idx], delta.text
             if is_last or choice.has_logprobs:
@@ -349,10 +349,10 @@ class Answer:
         outlet = Outlet(self._take, self._may_go_on.is_set, self._may_go_on.wait)
         await self._generator.run(job, deadline_s, outlet)
 
-    def _take(self, job: Job, event: pb.GenerateEvent) -> None:
+    def _take(self, job: Job, deltas: Sequence[pb.ChoiceDelta]) -> None:
         if not self._has_started:
             self._note_started(job)
-        for delta in event.deltas:
+        for delta in deltas:
             choice_idx, is_last = job.first_choice_idx + delta.choice_idx, bool(delta.finish_reason)
             choice = self._choices[choice_idx]
             # What is told at the end is kept until then.

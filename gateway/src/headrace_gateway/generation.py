@@ -84,9 +84,11 @@ class Job:
     # Index of its first choice in the whole answer.
     first_choice_idx: int = 0
     replicas: list[ReplicaRef] = field(default_factory=list)
-    usage: TokenUsage = field(default_factory=TokenUsage)
+    # The newest event with counts that nobody has asked for yet, and those before it.
+    counted: pb.GenerateEvent | None = None
+    counts: TokenUsage = field(default_factory=TokenUsage)
     tokens: dict[int, list[int]] = field(default_factory=dict)
-    # Of `tokens`, all choices together.
+    # Of `tokens`, all choices together; of an engine that tells no ids, as it counts.
     num_output: int = 0
     finished: set[int] = field(default_factory=set)
     # Time that the first attempt spent in queues, of router and worker; None = not known yet.
@@ -104,6 +106,19 @@ class Job:
     def is_text(self) -> bool:
         """Whether its engine tells no ids."""
         return self.generate.HasField("text")
+
+    @property
+    def usage(self) -> TokenUsage:
+        """Counts so far."""
+        if self.counted is not None:
+            usage, self.counted = self.counted.usage, None
+            if usage.prompt_tokens:
+                # Not copied: nobody else has the event.
+                self.counts = usage
+        if not self.is_text:
+            # Counted here: a worker that took over counts again what it redid of ended choices.
+            self.counts.output_tokens = self.num_output
+        return self.counts
 
     @property
     def is_resumable(self) -> bool:
@@ -135,8 +150,8 @@ class Job:
 class Outlet(NamedTuple):
     """What becomes of a job's events."""
 
-    # Called for each event that adds something, with deltas of living choices only.
-    take: Callable[[Job, pb.GenerateEvent], None]
+    # Called for each event, with its deltas of living choices.
+    take: Callable[[Job, Sequence[pb.ChoiceDelta]], None]
     # Asked after what came together: whether more may come at once, as the client reads.
     try_pass: Callable[[], bool]
     # Awaited where it may not.
@@ -269,7 +284,7 @@ class Generator:
                 job.pick.excluded.append(attempt.ref)
             else:
                 job.replicas.append(attempt.ref)
-                job.usage.CopyFrom(answer.usage)
+                job.counts = answer.usage
                 job.queue_s = attempt.queue_s
                 return list(answer.embeddings)
             finally:
@@ -397,7 +412,7 @@ class _Reading:
         self._job, self._attempt, self._call, self._outlet = job, attempt, call, outlet
         self._clock, self._started_s = clock, started_s
         # By an earlier replica, if this one takes over.
-        self._num_before = job.usage.output_tokens
+        self._num_before = job.num_output
         self._is_first, self._is_text = True, job.is_text
 
     def take(self, event: pb.GenerateEvent) -> None:
@@ -405,10 +420,12 @@ class _Reading:
         job = self._job
         if self._is_first:
             _note_start(job, self._attempt, event)
-        if job.finished:
-            _drop_ended(job, event)
         has_tokens, is_edge = False, not job.tokens
-        for delta in event.deltas:
+        # As a list: protobuf's iterators end by an exception of Python's.
+        living: Sequence[pb.ChoiceDelta] = event.deltas[:]
+        if job.finished:
+            living = [delta for delta in living if delta.choice_idx not in job.finished]
+        for delta in living:
             if ids := delta.token_ids:
                 has_tokens = True
                 # As a list at once: to step through protobuf's costs more for a single one even.
@@ -420,28 +437,23 @@ class _Reading:
         if is_edge or not has_tokens:
             # What comes once comes first or last.
             _note_rest(job, event)
-        usage = event.usage
-        if usage.prompt_tokens:
-            # Not copied: nobody else has the event.
-            job.usage = usage
+        if event.HasField("usage"):
+            job.counted = event
         if self._is_text:
-            has_tokens = _take_text(job, event)
-        else:
-            # Counted here: a worker that took over counts again what it redid of ended choices.
-            job.usage.output_tokens = job.num_output
+            has_tokens = _take_text(job, event, living)
         if has_tokens and self._is_first:
             self._is_first = False
             ttft_s = self._clock.now_s() - self._started_s
-            num_tokens = job.usage.output_tokens - self._num_before
+            num_tokens = job.num_output - self._num_before
             self._attempt.first_token(cached_tokens(job.usage), ttft_s, num_tokens)
-        self._outlet.take(job, event)
+        self._outlet.take(job, living)
 
     def take_ready(self) -> bool:
         """Take all that is there: one report, one look at the client. Whether more may come."""
         for event in self._call.take_ready():
             self.take(event)
         job = self._job
-        self._attempt.output(job.usage.output_tokens - self._num_before)
+        self._attempt.output(job.num_output - self._num_before)
         return (bool(job.finished) and job.is_done) or self._outlet.try_pass()
 
 
@@ -481,15 +493,10 @@ def _note_rest(job: Job, event: pb.GenerateEvent) -> None:
         job.prompt_logprobs = list(event.prompt_logprobs)
 
 
-def _drop_ended(job: Job, event: pb.GenerateEvent) -> None:
-    for delta in [delta for delta in event.deltas if delta.choice_idx in job.finished]:
-        event.deltas.remove(delta)
-
-
-def _take_text(job: Job, event: pb.GenerateEvent) -> bool:
+def _take_text(job: Job, event: pb.GenerateEvent, deltas: Sequence[pb.ChoiceDelta]) -> bool:
     """Note an event of an engine that tells no ids; its counts stand as told."""
-    job.is_estimate = event.usage_is_estimate
-    began = not job.has_text and any(delta.text for delta in event.deltas)
+    job.is_estimate, job.num_output = event.usage_is_estimate, job.usage.output_tokens
+    began = not job.has_text and any(delta.text for delta in deltas)
     job.has_text = job.has_text or began
     return began
 
