@@ -30,7 +30,7 @@ from headrace_common.telemetry import span
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1 import worker_pb2 as pb
 from headrace_gateway.generation import Generator, Job, Outlet
-from headrace_gateway.output_check import OutputCheck, Release, Shortcut
+from headrace_gateway.output_check import OutputCheck, Shortcut
 from headrace_gateway.tool_calls import CallStart, ToolCallReader
 
 # Prompts of one request that run at the same time.
@@ -92,7 +92,8 @@ class _Choice:
     released_bytes: int = 0
     # Each with the number of text bytes up to its token's end.
     logprobs: deque[tuple[int, pb.TokenLogprob]] = field(default_factory=deque)
-    is_redacted: bool = False
+    # By the guard: its tokens no longer match its text.
+    is_changed: bool = False
     # Finds calls in the text; None = no function may be called.
     reader: ToolCallReader | None = None
     # Whether its tokens come with log probabilities.
@@ -108,15 +109,17 @@ class _Choice:
             self.finish_reason = _REASONS.get(delta.finish_reason, "stop")
             self.stop_matched = delta.stop_matched
 
-    def released_logprobs(self, release: Release) -> list[pb.TokenLogprob]:
-        self.released_bytes += len(release.text.encode())
-        self.is_redacted = self.is_redacted or release.is_redacted
-        if self.is_redacted or release.is_blocked:
+    def released_logprobs(
+        self, text: str, *, is_last: bool, is_changed: bool
+    ) -> list[pb.TokenLogprob]:
+        self.released_bytes += len(text.encode())
+        self.is_changed = self.is_changed or is_changed
+        if self.is_changed:
             self.logprobs.clear()
             return []
         # At the end the rest are tokens without text, unless a stop string was cut off.
         bound = self.released_bytes
-        if release.is_last and not self.stop_matched:
+        if is_last and not self.stop_matched:
             bound = self.made_bytes
         released = []
         while self.logprobs and self.logprobs[0][0] <= bound:
@@ -188,7 +191,7 @@ class Answer:
         self.before_first: Callable[[], Awaitable[None]] | None = None
         self._num_over = 0
         # Without a guard: what was read before the sink had begun.
-        self._taken: list[Release] = []
+        self._taken: list[tuple[int, str, bool]] = []
         # Whether the sink has, where one task does everything.
         self._has_begun = False
         self._has_started = False
@@ -215,7 +218,7 @@ class Answer:
             await self._begin_once()
             shortcut = Shortcut(self._check, self._emit, self._try_flush)
             while (release := await self._check.next_release(shortcut)) is not None:
-                self._emit(release)
+                self._emit(*release)
                 is_over = self._num_over >= len(self._choices)
                 if is_over or not self._check.has_ready:
                     await self._flush()
@@ -255,7 +258,7 @@ class Answer:
             self._check.finish()
             await self._begin_once()
             while (release := await self._check.next_release()) is not None:
-                self._emit(release)
+                self._emit(*release)
                 if self._num_over >= num_choices:
                     return
         finally:
@@ -265,8 +268,7 @@ class Answer:
     def _try_take_releases(self) -> bool:
         if not self._has_begun:
             return False
-        for release in self._check.take_ready():
-            self._emit(release)
+        self._check.pass_ready(self._emit)
         if self._num_over >= len(self._choices):
             raise _GuardEndedItError
         return True
@@ -285,11 +287,10 @@ class Answer:
             if is_last or choice.has_logprobs:
                 choice.note(delta)
             if text or is_last:
-                release = Release(choice_idx, text, is_last)
                 if self._has_begun:
-                    self._emit(release)
+                    self._emit(choice_idx, text, is_last)
                 else:
-                    self._taken.append(release)
+                    self._taken.append((choice_idx, text, is_last))
 
     async def _begin_once(self) -> None:
         if not self._has_begun:
@@ -301,8 +302,8 @@ class Answer:
     async def _send_taken(self) -> None:
         await self._begin_once()
         taken, self._taken = self._taken, []
-        for release in taken:
-            self._emit(release)
+        for it in taken:
+            self._emit(*it)
         await self._sink.flush()
 
     def _try_send_taken(self) -> bool:
@@ -367,45 +368,65 @@ class Answer:
             await pump
             raise Internal
 
-    def _emit(self, release: Release) -> None:
-        choice = self._choices[release.choice_idx]
+    def _emit(
+        self,
+        choice_idx: int,
+        text: str,
+        is_last: bool = False,
+        is_blocked: bool = False,
+        is_redacted: bool = False,
+    ) -> None:
+        """Give the sink what may go out: the fields of a `Release`."""
+        choice = self._choices[choice_idx]
         if choice.is_over:
             return
         delivery = self.delivery
-        sent_chars = delivery.sent_chars.get(release.choice_idx, 0)
-        delivery.sent_chars[release.choice_idx] = sent_chars + len(release.text)
-        logprobs = choice.released_logprobs(release) if choice.has_logprobs else []
-        if delivery.first_text_s is None and (release.text or logprobs):
+        sent_chars = delivery.sent_chars.get(choice_idx, 0)
+        delivery.sent_chars[choice_idx] = sent_chars + len(text)
+        logprobs: Sequence[pb.TokenLogprob] = ()
+        if choice.has_logprobs:
+            is_changed = is_blocked or is_redacted
+            logprobs = choice.released_logprobs(text, is_last=is_last, is_changed=is_changed)
+        if delivery.first_text_s is None and (text or logprobs):
             delivery.first_text_s = self._clock.now_s()
         if choice.echoes is not None:
             job, choice.echoes = choice.echoes, None
             of_prompt = job.prompt_logprobs if job.generate.logprobs.prompt else None
-            self._sink.add_text(release.choice_idx, job.echo, of_prompt)
-        if choice.reader is None:
-            if (release.text or logprobs) and not self._is_echo_only:
-                self._sink.add_text(release.choice_idx, release.text, logprobs)
-        else:
-            self._emit_pieces(release, choice.reader, logprobs)
-        if release.is_blocked:
-            delivery.is_blocked = choice.is_over = True
-            self._num_over += 1
-            self._sink.add_finish(release.choice_idx, "content_filter")
-        elif release.is_last:
-            choice.is_over = True
-            self._num_over += 1
-            has_called = choice.reader is not None and choice.reader.num_calls > 0
-            is_call = has_called and choice.finish_reason == "stop"
-            reason = "tool_calls" if is_call else choice.finish_reason
-            reason = "length" if self._is_echo_only else reason
-            self._sink.add_finish(release.choice_idx, reason, choice.stop_matched)
+            self._sink.add_text(choice_idx, job.echo, of_prompt)
+        if choice.reader is not None:
+            self._emit_pieces(
+                choice_idx, text, choice.reader, logprobs, is_over=is_last or is_blocked
+            )
+        elif (text or logprobs) and not self._is_echo_only:
+            self._sink.add_text(choice_idx, text, logprobs)
+        if is_last or is_blocked:
+            self._emit_end(choice_idx, choice, is_blocked=is_blocked)
+
+    def _emit_end(self, choice_idx: int, choice: _Choice, *, is_blocked: bool) -> None:
+        choice.is_over = True
+        self._num_over += 1
+        if is_blocked:
+            self.delivery.is_blocked = True
+            self._sink.add_finish(choice_idx, "content_filter")
+            return
+        has_called = choice.reader is not None and choice.reader.num_calls > 0
+        is_call = has_called and choice.finish_reason == "stop"
+        reason = "tool_calls" if is_call else choice.finish_reason
+        reason = "length" if self._is_echo_only else reason
+        self._sink.add_finish(choice_idx, reason, choice.stop_matched)
 
     def _emit_pieces(
-        self, release: Release, reader: ToolCallReader, logprobs: list[pb.TokenLogprob]
+        self,
+        choice_idx: int,
+        text: str,
+        reader: ToolCallReader,
+        logprobs: Sequence[pb.TokenLogprob],
+        *,
+        is_over: bool,
     ) -> None:
         """Send text and calls apart; log probabilities go with the first text, or alone."""
-        choice_idx = release.choice_idx
-        pieces = reader.push(release.text)
-        if release.is_last or release.is_blocked:
+        pieces = reader.push(text)
+        if is_over:
             pieces += reader.finish()
         if logprobs and not any(isinstance(piece, str) for piece in pieces):
             self._sink.add_text(choice_idx, "", logprobs)
@@ -413,7 +434,7 @@ class Answer:
         for piece in pieces:
             if isinstance(piece, str):
                 self._sink.add_text(choice_idx, piece, logprobs)
-                logprobs = []
+                logprobs = ()
             elif isinstance(piece, CallStart):
                 call_idx += 1
                 self._sink.add_call(choice_idx, call_idx, piece.name)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from headrace_common.errors import GuardUnavailable, HeadraceError, ReplicaLost
-from headrace_common.proto_wire import Encoded, bytes_tag, with_length
+from headrace_common.proto_wire import Encoded, bytes_tag, number_tag, varint, with_length
 from headrace_contracts.guard.v1 import guard_pb2 as pb
 from headrace_gateway.clients.guard import OutputCall
 from headrace_gateway.metrics import GatewayMetrics
@@ -28,6 +28,10 @@ _PIECE_CHARS = 512
 
 _REQUEST_ID = bytes_tag(pb.OutputOpen.DESCRIPTOR.fields_by_name["request_id"].number)
 _TEXT = bytes_tag(pb.CheckOutputRequest.DESCRIPTOR.fields_by_name["text"].number)
+_FIELDS = pb.OutputText.DESCRIPTOR.fields_by_name
+_CONTENT = bytes_tag(_FIELDS["text"].number)
+_CHOICE = number_tag(_FIELDS["choice_idx"].number)
+_LAST = number_tag(_FIELDS["last"].number) + varint(1)
 
 
 class OutputOpener(Protocol):
@@ -50,6 +54,10 @@ class Release(NamedTuple):
     is_redacted: bool = False
 
 
+# What a `Release` holds, and what takes it so: the object is made only for who waits for it.
+_Fields = tuple[int, str, bool, bool, bool]
+TakeRelease = Callable[[int, str, bool, bool, bool], None]
+
 # Wakes who waits for releases.
 _NOTHING = Release(0, "")
 
@@ -70,7 +78,8 @@ class OutputCheck:
         self._gathered: dict[int, str] = {}
         self.is_whole = is_whole
         self._is_fail_open, self._metrics = is_fail_open, metrics
-        # Pushed, not yet released, per choice: a fail-open key gets it when the guard is lost.
+        # Of a fail-open key, which gets it when the guard is lost: pushed, not yet released, per
+        # choice.
         self._held: dict[int, deque[str]] = {}
         self._released_chars: dict[int, int] = {}
         self._ends: set[int] = set()
@@ -101,10 +110,8 @@ class OutputCheck:
         if self._call is None:
             self._pass_unguarded(Release(choice_idx, text, is_last))
             return
-        held = self._held.get(choice_idx)
-        if held is None:
-            held = self._held[choice_idx] = deque()
-        held.append(text)
+        if self._is_fail_open:
+            self._held.setdefault(choice_idx, deque()).append(text)
         if is_last:
             self._ends.add(choice_idx)
         if self.is_whole:
@@ -151,7 +158,7 @@ class OutputCheck:
                 shortcut.check()
                 return _NOTHING
             if answer is not None:
-                return self._released(answer)
+                return Release(*self._released(answer))
             if self._is_finished and not self._ends:
                 return None
             self.is_lost = True
@@ -161,13 +168,15 @@ class OutputCheck:
             await self._has_unguarded.wait()
         return self._unguarded.popleft()
 
-    def take_ready(self) -> Iterator[Release]:
-        """Yield the guard's releases that are there; the check's end is for `next_release`."""
-        if self._call is not None:
-            for answer in self._call.take_ready():
-                yield self._released(answer)
-                if self._call is None:
-                    return
+    def pass_ready(self, take: TakeRelease) -> None:
+        """Pass the guard's releases that are there; the check's end is for `next_release`."""
+        if self._call is None:
+            return
+        for answer in self._call.take_ready():
+            take(*self._released(answer))
+            # A verdict may end the guarding.
+            if self._call is None:
+                return
 
     def close(self) -> None:
         """Let the guard forget the answer."""
@@ -175,29 +184,29 @@ class OutputCheck:
             self._call.cancel()
 
     def _send(self, call: OutputCall, choice_idx: int, text: str, *, is_last: bool) -> None:
-        message = pb.OutputText(choice_idx=choice_idx, text=text, last=is_last)
+        message = _CONTENT + with_length(text.encode()) + (_LAST if is_last else b"")
+        if choice_idx:
+            message += _CHOICE + varint(choice_idx)
         try:
-            call.send_encoded(_TEXT + with_length(message.SerializeToString()))
+            call.send_encoded(_TEXT + with_length(message))
         except ReplicaLost:
             # `next_release` learns the same and decides.
             return
 
-    def _released(self, answer: pb.CheckOutputResponse) -> Release:
-        choice_idx, verdict = answer.choice_idx, answer.verdict
-        self._drop_held(choice_idx, answer.released_chars)
-        is_blocked = verdict.action == pb.ACTION_BLOCK
-        if verdict.action == pb.ACTION_UNAVAILABLE:
-            return self._unjudged(choice_idx, answer.released)
-        if answer.last or is_blocked:
+    def _released(self, answer: pb.CheckOutputResponse) -> _Fields:
+        choice_idx, action, is_last = answer.choice_idx, answer.verdict.action, answer.last
+        if self._is_fail_open:
+            self._drop_held(choice_idx, answer.released_chars)
+        if action == pb.ACTION_UNAVAILABLE:
+            # The guard releases no more of this choice.
+            self._go_on_unguarded(None)
+            return choice_idx, answer.released, False, False, False
+        is_blocked = action == pb.ACTION_BLOCK
+        if is_last or is_blocked:
             self._ends.discard(choice_idx)
             self._over.add(choice_idx)
-        is_redacted = verdict.action == pb.ACTION_REDACT
-        return Release(choice_idx, answer.released, answer.last, is_blocked, is_redacted)
-
-    def _unjudged(self, choice_idx: int, released: str) -> Release:
-        """Handle a verdict that could not be made: the guard releases no more of this choice."""
-        self._go_on_unguarded(None)
-        return Release(choice_idx, released)
+        is_redacted = action == pb.ACTION_REDACT
+        return choice_idx, answer.released, is_last, is_blocked, is_redacted
 
     def _go_on_unguarded(self, cause: HeadraceError | None) -> None:
         # That the guard could not judge is an answer; it counts those itself.
@@ -242,7 +251,7 @@ class Shortcut:
     def __init__(
         self,
         check: OutputCheck,
-        take: Callable[[Release], None],
+        take: TakeRelease,
         try_pass: Callable[[], bool],
     ) -> None:
         self._check, self._take, self._try_pass = check, take, try_pass
@@ -251,8 +260,7 @@ class Shortcut:
     def __call__(self) -> bool:
         """Take what is there; whether to go on like that."""
         try:
-            for release in self._check.take_ready():
-                self._take(release)
+            self._check.pass_ready(self._take)
             return not self._check.is_unguarded and self._try_pass()
         except Exception as error:  # noqa: BLE001 - raised by `check`, where no call is to blame
             self._failure = error
