@@ -257,7 +257,8 @@ class RequestFlow:
             ending = self._ending(visit, error)
             raise
         finally:
-            await self._close(visit, admitted, ending)
+            with _Stage(self, visit, "close"):
+                await self._close(visit, admitted, ending)
         await sink.end(total_usage(visit.jobs))
 
     async def _work(self, visit: Visit, admitted: _Admitted) -> Sink | VectorSink:
@@ -431,26 +432,6 @@ class RequestFlow:
         self, visit: Visit, admitted: _Admitted, ending: usage_pb2.Ending.ValueType
     ) -> None:
         """Record the end and settle; what is awaited here happens whoever waits."""
-        event = self._closed(visit, admitted, ending)
-        try:
-            with _Stage(self, visit, "close"):
-                settling = self._give_back(admitted, _used(visit, event))
-                self.sent_reports.tell(visit)
-                ended = self._ended(visit.request_id, self.usage_log.closed(event))
-                self.metrics.prompt_tokens.inc(event.usage.prompt_tokens)
-                self.metrics.cached_tokens.inc(cached_tokens(event.usage))
-                self.metrics.output_tokens.inc(event.usage.output_tokens)
-                await ended
-                if settling is not None and not settling.done():
-                    await _wait_for(settling, _SETTLE_WAIT_S)
-        finally:
-            if self.stories is not None:
-                self.stories.add(visit, event)
-
-    def _closed(
-        self, visit: Visit, admitted: _Admitted, ending: usage_pb2.Ending.ValueType
-    ) -> usage_pb2.UsageEvent:
-        """Return the event of the end, and note what is learnt from it."""
         usage = total_usage(visit.jobs)
         event = admitted.account.closed(
             unix_us(self.clock),
@@ -459,14 +440,36 @@ class RequestFlow:
             [ref for job in visit.jobs for ref in job.replicas],
             estimated=any(it.is_estimate or not it.usage.prompt_tokens for it in visit.jobs),
         )
-        event.duration_s = self.clock.now_s() - visit.started_s
+        now_s = self.clock.now_s()
+        event.duration_s = now_s - visit.started_s
         if visit.delivery is not None and visit.delivery.first_text_s is not None:
             event.ttft_s = visit.delivery.first_text_s - visit.started_s
             self._note_speed(visit, event.ttft_s, event.duration_s, usage.output_tokens)
         if ending == usage_pb2.ENDING_COMPLETED and visit.request.limits.max_tokens is None:
             num_choices = len(visit.jobs) * visit.request.n
             self.output_estimates.add(visit.request.model, usage.output_tokens // num_choices)
-        return event
+        counts = visit.principal.counts_cached_input
+        cached = cached_tokens(usage)
+        settling = self._give_back(
+            admitted,
+            Amounts(
+                requests=1,
+                input_tokens=usage.prompt_tokens,
+                cached_input_tokens=0 if counts else cached,
+                output_tokens=usage.output_tokens,
+                cost_nano_usd=event.amount_nano_usd,
+            ),
+        )
+        self.sent_reports.tell(visit)
+        if self.stories is not None:
+            self.stories.add(visit, event)
+        ended = self._ended(visit.request_id, self.usage_log.closed(event))
+        self.metrics.prompt_tokens.inc(usage.prompt_tokens)
+        self.metrics.cached_tokens.inc(cached)
+        self.metrics.output_tokens.inc(usage.output_tokens)
+        await ended
+        if settling is not None and not settling.done():
+            await _wait_for(settling, _SETTLE_WAIT_S)
 
     def _note_speed(self, visit: Visit, ttft_s: float, duration_s: float, num_tokens: int) -> None:
         endpoint, is_stream = visit.request.endpoint.value, visit.request.streaming.is_stream
@@ -529,18 +532,6 @@ class _Stage:
         flow.note_stage(self._visit, self._name, flow.clock.now_s() - self._started_s)
         if self._span is not None:
             self._span.__exit__(*exc_info)
-
-
-def _used(visit: Visit, event: usage_pb2.UsageEvent) -> Amounts:
-    """Return what a request is charged in the end."""
-    usage = event.usage
-    return Amounts(
-        requests=1,
-        input_tokens=usage.prompt_tokens,
-        cached_input_tokens=0 if visit.principal.counts_cached_input else cached_tokens(usage),
-        output_tokens=usage.output_tokens,
-        cost_nano_usd=event.amount_nano_usd,
-    )
 
 
 async def _wait_for(work: asyncio.Future[Any], longest_s: float) -> None:

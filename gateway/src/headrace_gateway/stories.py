@@ -1,16 +1,17 @@
 """What became of each request: kept here at once, and in the gateway's state a second later.
 
 Nothing waits for the state: it is written in groups behind the requests, a bounded number a second.
-What does not fit is still in this process's memory for a while, and the ledger has its cost. Kept
-are facts as they came; they are put into words for the few who ask.
+What does not fit is still in this process's memory for a while, and the ledger has its cost. Until
+somebody asks, or the state takes it, a story is facts as they came, and few objects: thousands wait
+here, and the collector looks through all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from base64 import b64decode, b64encode
 from collections import OrderedDict, deque
+from typing import NamedTuple
 
 import orjson
 from sqlalchemy import Connection, select
@@ -20,6 +21,7 @@ from headrace_common.errors import Unavailable
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_contracts.worker.v1.worker_pb2 import Timings
 from headrace_gateway.answer_extras import Json
+from headrace_gateway.model_routes.choice import ModelChoice
 from headrace_gateway.pricing import cached_tokens
 from headrace_gateway.state.schema import stories as table
 from headrace_gateway.state.store import Owner, StateStore
@@ -32,52 +34,39 @@ _MAX_FLUSHED = 125
 _MAX_REMEMBERED = 5_000
 
 
-# One request that is over: whose it was (tenant, project), and its facts in JSON. A plain tuple of
-# such is nothing to the collector, and thousands wait here.
-_Kept = tuple[str, str, bytes]
+class _Facts(NamedTuple):
+    """One request that is over."""
 
+    tenant_id: str
+    project_id: str
+    # A `UsageEvent`, encoded.
+    event: bytes
+    stages_s: dict[str, float]
+    queue_s: float | None
+    # `Timings`, encoded; None = no worker told them.
+    timings: bytes | None
+    labels: Json
+    route: ModelChoice | None
+    # The client's own; empty = none.
+    client_id: str
 
-def _facts(visit: Visit, event: usage_pb2.UsageEvent) -> bytes:
-    """Return what a story is told from: nearly all are never asked for."""
-    first = visit.jobs[0] if visit.jobs else None
-    return orjson.dumps(
-        {
-            "event": _encoded(event),
-            "stages_s": visit.stages_s,
-            "queue_s": None if first is None else first.queue_s,
-            "timings": None if first is None else _encoded(first.timings),
-            "client_id": visit.exchange.client_id,
-            "labels": visit.request.labels,
-            "route": None if visit.choice is None else visit.choice.story(),
+    def story(self) -> Json:
+        """Return what its owner is told."""
+        event = usage_pb2.UsageEvent.FromString(self.event)
+        told = event_story(event)
+        told["timing"] = {
+            "duration_s": event.duration_s,
+            "ttft_s": event.ttft_s or None,
+            "queue_s": self.queue_s,
+            "stages_s": self.stages_s,
+            "worker": None if self.timings is None else _timings_story(self.timings),
         }
-    )
-
-
-def _encoded(message: usage_pb2.UsageEvent | Timings | None) -> str | None:
-    return None if message is None else b64encode(message.SerializeToString()).decode()
-
-
-def _told(facts: bytes) -> Json:
-    """Return what its owner is told."""
-    it: Json = orjson.loads(facts)
-    if "event" not in it:
-        # A story as versions before this one kept it.
-        return it
-    event = usage_pb2.UsageEvent.FromString(b64decode(it["event"]))
-    told = event_story(event)
-    told["timing"] = {
-        "duration_s": event.duration_s,
-        "ttft_s": event.ttft_s or None,
-        "queue_s": it["queue_s"],
-        "stages_s": it["stages_s"],
-        "worker": None if it["timings"] is None else _timings_story(b64decode(it["timings"])),
-    }
-    told["client_request_id"] = it["client_id"] or None
-    told["labels"] = it["labels"]
-    told["route"] = it["route"]
-    output = "blocked" if event.ending == usage_pb2.ENDING_OUTPUT_BLOCKED else "passed"
-    told["guard"] = {"input": "passed", "output": output}
-    return told
+        told["client_request_id"] = self.client_id or None
+        told["labels"] = self.labels
+        told["route"] = None if self.route is None else self.route.story()
+        output = "blocked" if event.ending == usage_pb2.ENDING_OUTPUT_BLOCKED else "passed"
+        told["guard"] = {"input": "passed", "output": output}
+        return told
 
 
 class Stories:
@@ -90,15 +79,24 @@ class Stories:
 
     def __init__(self, state: StateStore, ttl_s: int) -> None:
         self._state, self._ttl_s = state, ttl_s
-        self._recent: OrderedDict[str, _Kept] = OrderedDict()
+        self._recent: OrderedDict[str, _Facts] = OrderedDict()
         # In order; the oldest are dropped when too many wait.
         self._waiting: deque[str] = deque(maxlen=_MAX_REMEMBERED)
 
     def add(self, visit: Visit, event: usage_pb2.UsageEvent) -> None:
         """Note a request that is over. Does no I/O."""
-        principal = visit.principal
-        facts = _facts(visit, event)
-        self._recent[visit.request_id] = (principal.tenant_id, principal.project_id, facts)
+        first = visit.jobs[0] if visit.jobs else None
+        self._recent[visit.request_id] = _Facts(
+            visit.principal.tenant_id,
+            visit.principal.project_id,
+            event.SerializeToString(),
+            visit.stages_s,
+            None if first is None else first.queue_s,
+            None if first is None or first.timings is None else first.timings.SerializeToString(),
+            visit.request.labels,
+            visit.choice,
+            visit.exchange.client_id,
+        )
         self._waiting.append(visit.request_id)
         if len(self._recent) > _MAX_REMEMBERED:
             self._recent.popitem(last=False)
@@ -113,7 +111,7 @@ class Stories:
         """Write what waits, up to a bound."""
         ids = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_FLUSHED))]
         expires_s = self._state.now_s() + self._ttl_s
-        found = [(it, kept) for it in ids if (kept := self._recent.get(it)) is not None]
+        found = [(it, facts) for it in ids if (facts := self._recent.get(it)) is not None]
         if not found:
             return
         try:
@@ -133,13 +131,15 @@ class Stories:
         """Return a request's story to its owner; None = there is none."""
         found = self._recent.get(request_id)
         if found is not None:
-            *whose, facts = found
-            return _told(facts) if Owner(*whose) == owner else None
+            return found.story() if Owner(found.tenant_id, found.project_id) == owner else None
         return await self._state.read(lambda it: _kept(it, owner, request_id))
 
 
-def _write(connection: Connection, found: list[tuple[str, _Kept]], expires_s: int) -> None:
-    rows = [(request_id, *kept, expires_s) for request_id, kept in found]
+def _write(connection: Connection, found: list[tuple[str, _Facts]], expires_s: int) -> None:
+    rows = [
+        (request_id, it.tenant_id, it.project_id, orjson.dumps(it.story()), expires_s)
+        for request_id, it in found
+    ]
     insert_missing_rows(connection, table, rows)
 
 
@@ -181,4 +181,4 @@ def _kept(connection: Connection, owner: Owner, request_id: str) -> Json | None:
         table.c.project_id == owner.project_id,
     )
     found = connection.scalar(asked)
-    return None if found is None else _told(found)
+    return None if found is None else orjson.loads(found)
