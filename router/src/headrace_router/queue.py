@@ -3,9 +3,9 @@
 Order: class of service, then the tenant served least, then requests whose own goal for the first
 token is about to be missed (earliest first), then the policy's urgency. A goal that can no longer
 be met presses no more, or one late request would make all others late. Age lifts a request into
-the next higher class, so that no class starves. Between
-tenants age counts from when the tenant last had its turn in that class, for both, or the many of a
-tenant that floods would grow old and pass by the few of all others.
+the next higher class, so that no class starves. Between tenants age counts from when the tenant
+last had its turn in that class, for both, or the many of a tenant that floods would grow old and
+pass by the few of all others.
 
 The queue is bounded; when it is full, a newcomer takes the place of the newest request of a lower
 class, or of the tenant with the most waiting requests, and is refused if it is of that kind itself.
