@@ -19,10 +19,13 @@ CARD = ServedCard.of(ModelCard(context_tokens=100, vocab_size=50))
 
 
 def request(
-    max_tokens: int | None = None, *prompts: Prompt, sampling: Sampling | None = None
+    max_tokens: int | None = None,
+    *prompts: Prompt,
+    sampling: Sampling | None = None,
+    endpoint: Endpoint = Endpoint.COMPLETIONS,
 ) -> ApiRequest:
     return ApiRequest(
-        endpoint=Endpoint.COMPLETIONS,
+        endpoint=endpoint,
         model="m",
         sampling=sampling or Sampling(),
         limits=Limits(max_tokens),
@@ -53,6 +56,29 @@ def test_what_does_not_fit_is_told_with_both_lengths(
     assert message.startswith("This model's maximum context length is 100 tokens")
     assert f" {prompt_tokens} are in the prompt" in message
     assert not re.search(r"-\d", message)
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "words", "numbers"),
+    [
+        (9, r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", ("120", "100")),
+        (
+            60,
+            r"input length and `max_tokens` exceed context limit: (\d+) \+ (\d+) > (\d+)",
+            ("70", "60", "100"),
+        ),
+    ],
+)
+def test_anthropics_clients_find_their_words(
+    max_tokens: int, words: str, numbers: tuple[str, ...]
+) -> None:
+    """Claude Code tells these errors by these words, and compacts or asks for less."""
+    asked = request(max_tokens, endpoint=Endpoint.MESSAGES)
+    with pytest.raises(ContextTooLong) as caught:
+        output_bound(asked, int(numbers[0]), CARD, 64)
+    found = re.search(words, caught.value.public_message)
+    assert found is not None
+    assert found.groups() == numbers
 
 
 def test_an_empty_prompt_is_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from headrace_common.errors import ContextTooLong, InvalidRequest
-from headrace_gateway.api_request import ApiRequest
+from headrace_gateway.api_request import ApiRequest, Endpoint
 from headrace_gateway.model_directory import ServedCard
 from headrace_gateway.principal import Principal
 
@@ -52,25 +52,40 @@ def output_bound(
         left = max(1, context - prompt_tokens)
         return wanted or min(left, max(default_max_tokens, request.limits.min_tokens))
     if prompt_tokens >= context:
-        raise ContextTooLong(
-            f"{_of_context(context)}, prompt and answer together; {prompt_tokens} are in the "
-            f"{param} alone. Shorten the {param}.",
-            param=param,
-        )
+        raise ContextTooLong(_too_long(request.endpoint, prompt_tokens, context), param=param)
     if wanted is None:
         return min(context - prompt_tokens, max(default_max_tokens, request.limits.min_tokens))
     if prompt_tokens + wanted > context:
         raise ContextTooLong(
-            f"{_of_context(context)}; {prompt_tokens} are in the {param} and "
-            f"{request.endpoint.limit_field} asks for {wanted}. Shorten one of them.",
+            _too_much(request.endpoint, prompt_tokens, wanted, context),
             param=request.endpoint.limit_field,
         )
     return wanted
 
 
-def _of_context(context: int) -> str:
-    # These words of OpenAI's are what older clients tell this error by.
-    return f"This model's maximum context length is {context} tokens"
+# Both APIs have words that clients tell these errors by, and read the numbers from: Claude Code
+# compacts a conversation at the first of Anthropic's, and asks for less at the second.
+def _too_long(endpoint: Endpoint, prompt_tokens: int, context: int) -> str:
+    if endpoint is Endpoint.MESSAGES:
+        return f"prompt is too long: {prompt_tokens} tokens > {context} maximum"
+    param = endpoint.prompt_field
+    return (
+        f"This model's maximum context length is {context} tokens, prompt and answer together; "
+        f"{prompt_tokens} are in the {param} alone. Shorten the {param}."
+    )
+
+
+def _too_much(endpoint: Endpoint, prompt_tokens: int, wanted: int, context: int) -> str:
+    if endpoint is Endpoint.MESSAGES:
+        return (
+            "input length and `max_tokens` exceed context limit: "
+            f"{prompt_tokens} + {wanted} > {context}, decrease one of them and try again"
+        )
+    return (
+        f"This model's maximum context length is {context} tokens; {prompt_tokens} are in the "
+        f"{endpoint.prompt_field} and {endpoint.limit_field} asks for {wanted}. "
+        "Shorten one of them."
+    )
 
 
 def default_max_tokens(
