@@ -73,6 +73,7 @@ class FunctionCallItem(Struct, tag_field="type", tag="function_call", forbid_unk
     call_id: Text
     name: Text
     arguments: str
+    namespace: Text | None = None
     id: Text | None = None
     status: Status | None = None
     caller: DirectCaller | None = None
@@ -88,7 +89,9 @@ class FunctionCallOutputItem(
     id: Text | None = None
     status: Status | None = None
     caller: DirectCaller | None = None
+    # Whose result it is, the call says.
     name: Text | None = None
+    namespace: Text | None = None
 
 
 class ReasoningItem(Struct, tag_field="type", tag="reasoning"):
@@ -109,6 +112,14 @@ class FunctionTool(Struct, tag_field="type", tag="function", forbid_unknown_fiel
     allowed_callers: list[str] | None = None
     defer_loading: bool | None = None
     output_schema: Any = None
+
+
+class Namespace(Struct, tag_field="type", tag="namespace", forbid_unknown_fields=True):
+    """Functions under a common name, as agents group those of a server. Any: read one by one."""
+
+    name: FunctionName
+    tools: list[Any]
+    description: str | None = None
 
 
 class FunctionChoice(Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
@@ -208,6 +219,8 @@ class ResponsesBody(InputTokensBody, kw_only=True, forbid_unknown_fields=True):
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None
     service_tier: Literal["auto", "default", "flex", "priority", "scale", "fast"] | None = None
+    # What Codex says of itself; no part of the prompt. Any: of whatever kind.
+    client_metadata: dict[str, Any] | None = None
     # Not offered. Any: whatever JSON the client sent.
     access_programs: Any = None
     background_options: Any = None

@@ -120,6 +120,7 @@ class _Work:
             self.response,
             clock,
             on_end,
+            self._asked.tools,
             is_stream=visit.request.streaming.is_stream,
         )
 

@@ -27,7 +27,6 @@ from headrace_gateway.responses_api.bodies import (
     FunctionCallItem,
     FunctionCallOutputItem,
     FunctionChoice,
-    FunctionTool,
     InputText,
     Item,
     JsonObjectFormat,
@@ -36,6 +35,12 @@ from headrace_gateway.responses_api.bodies import (
     OutputText,
     RefusalContent,
     ResponsesBody,
+)
+from headrace_gateway.responses_api.tools import (
+    OfferedFunction,
+    echo_tools,
+    read_tools,
+    shown_name,
 )
 
 MAX_ITEMS = 10_000
@@ -66,7 +71,7 @@ class Asked:
 
     body: ResponsesBody
     items: list[Json]
-    tools: list[FunctionTool]
+    tools: list[OfferedFunction]
 
     @property
     def previous_id(self) -> str:
@@ -104,7 +109,7 @@ def parse(body: bytes) -> Asked:
     items = [_typed(item, f"input[{idx}]") for idx, item in enumerate(given)]
     for idx, item in enumerate(items):
         convert(item, Item, f"input[{idx}]")
-    return Asked(asked, items, _tools(asked))
+    return Asked(asked, items, read_tools(asked.tools or ()))
 
 
 def read(asked: Asked, earlier: Sequence[Json]) -> ApiRequest:
@@ -166,7 +171,8 @@ def _add_item(chat: TranslatedChat, item: Item, name: str) -> None:
         content = _text(item.content, f"{name}.content")
         chat.add(chat_bodies.MessageBody(role=item.role, content=content), name)
     elif isinstance(item, FunctionCallItem):
-        function = chat_bodies.FunctionBody(name=item.name, arguments=item.arguments)
+        called = shown_name(item.namespace, item.name)
+        function = chat_bodies.FunctionBody(name=called, arguments=item.arguments)
         call = chat_bodies.ToolCallBody(id=item.call_id, function=function)
         # Calls of one answer belong to one message.
         if not chat.messages or chat.messages[-1].role != "assistant":
@@ -193,27 +199,6 @@ def _text(content: str | list[Content], path: str) -> str:
     return "".join(texts)
 
 
-def _tools(asked: ResponsesBody) -> list[FunctionTool]:
-    tools = []
-    for idx, given in enumerate(asked.tools or ()):
-        path = f"tools[{idx}]"
-        kind = given.get("type") if isinstance(given, dict) else None
-        if kind != "function":
-            raise InvalidRequest(
-                f"Only tools of type function are offered, not {str(kind)[:60]!r}.",
-                param=f"{path}.type",
-            )
-        tool = convert(given, FunctionTool, path)
-        if tool.defer_loading:
-            raise _not_supported(f"{path}.defer_loading")
-        if tool.allowed_callers not in (None, ["direct"]):
-            raise _not_supported(f"{path}.allowed_callers")
-        if tool.output_schema is not None:
-            raise _not_supported(f"{path}.output_schema")
-        tools.append(tool)
-    return tools
-
-
 def _chat_body(asked: Asked, chat: TranslatedChat) -> chat_bodies.ChatBody:
     body = asked.body
     made = chat_bodies.ChatBody(
@@ -235,19 +220,9 @@ def _chat_body(asked: Asked, chat: TranslatedChat) -> chat_bodies.ChatBody:
     if asked.wants_logprobs:
         made.logprobs, made.top_logprobs = True, body.top_logprobs
     if asked.tools:
-        made.tools = [
-            chat_bodies.FunctionToolBody(
-                function=chat_bodies.FunctionDefinitionBody(
-                    name=tool.name,
-                    description=tool.description,
-                    parameters=tool.parameters,
-                    strict=tool.strict,
-                )
-            )
-            for tool in asked.tools
-        ]
-        for idx in range(len(asked.tools)):
-            chat.names[f"tools[{idx}].function"] = f"tools[{idx}]"
+        made.tools = [function.for_chat() for function in asked.tools]
+        for idx, function in enumerate(asked.tools):
+            chat.names[f"tools[{idx}].function"] = function.path
     return made
 
 
@@ -311,16 +286,7 @@ def echo(asked: Asked) -> Json:
         "tool_choice": (
             "auto" if body.tool_choice is None else msgspec.to_builtins(body.tool_choice)
         ),
-        "tools": [
-            {
-                "type": "function",
-                "name": tool.name,
-                "description": tool.description,
-                "parameters": tool.parameters,
-                "strict": tool.strict is not False,
-            }
-            for tool in asked.tools
-        ],
+        "tools": echo_tools(asked.tools),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": body.truncation or "disabled",

@@ -28,6 +28,7 @@ from headrace_gateway.answer_extras import Json
 from headrace_gateway.answer_format import chat_logprobs
 from headrace_gateway.event_stream import EventStream
 from headrace_gateway.pricing import cached_tokens
+from headrace_gateway.responses_api.tools import OfferedFunction, called_as
 from headrace_gateway.tool_calls import call_id
 from headrace_gateway.visit import Exchange
 
@@ -74,6 +75,8 @@ class _Item:
 
     item_id: str
     name: str = ""
+    # Of a call, and only where the function stands in one.
+    namespace: str = ""
     call_id: str = ""
     pieces: list[str] = field(default_factory=list)
     logprobs: list[Json] = field(default_factory=list)
@@ -81,7 +84,7 @@ class _Item:
     def as_json(self, status: str) -> Json:
         text = "".join(self.pieces)
         if self.name:
-            return {
+            call = {
                 "id": self.item_id,
                 "type": "function_call",
                 "status": status,
@@ -89,6 +92,7 @@ class _Item:
                 "name": self.name,
                 "arguments": text,
             }
+            return {**call, "namespace": self.namespace} if self.namespace else call
         part = output_text(text, self.logprobs)
         return {
             "id": self.item_id,
@@ -112,14 +116,22 @@ class ResponseSink:
         response: as `fresh_response` made it; is filled in.
         clock: time.
         on_end: keeps the finished response before its end is told.
+        functions: which the model may call.
         is_stream: whether events are sent.
     """
 
     def __init__(
-        self, exchange: Exchange, response: Json, clock: Clock, on_end: OnEnd, *, is_stream: bool
+        self,
+        exchange: Exchange,
+        response: Json,
+        clock: Clock,
+        on_end: OnEnd,
+        functions: Sequence[OfferedFunction] = (),
+        *,
+        is_stream: bool,
     ) -> None:
         self._exchange, self._response, self._clock = exchange, response, clock
-        self._on_end = on_end
+        self._on_end, self._functions = on_end, functions
         self._events = EventStream(exchange, clock, KEEP_ALIVE) if is_stream else None
         self._serial = response["id"].removeprefix("resp_")
         self._done: list[Json] = []
@@ -152,7 +164,8 @@ class ResponseSink:
         """Begin a call."""
         self._end_item("completed")
         item_id = f"fc_{self._serial}{len(self._done)}"
-        self._item = _Item(item_id, name, call_id(self._serial, 0, self._num_calls))
+        its_id = call_id(self._serial, 0, self._num_calls)
+        self._item = _Item(item_id, call_id=its_id, **called_as(name, self._functions))
         self._num_calls += 1
         self._tell_item("response.output_item.added", "in_progress")
 

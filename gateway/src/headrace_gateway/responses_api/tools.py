@@ -1,0 +1,154 @@
+"""The tools of a response: functions, namespaces of functions, and those that the server would run.
+
+A function of a namespace is shown to the model as `namespace__function`; its calls, and the tools
+that the answer repeats, are told as the client did. Tools that the server would run are refused.
+Some of them agents list beside their functions whatever server they talk to: these are passed over
+there, and missing where the answer repeats its tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from headrace_common.errors import InvalidRequest
+from headrace_gateway import openai_bodies as chat_bodies
+from headrace_gateway.answer_extras import Json
+from headrace_gateway.json_body import convert
+from headrace_gateway.responses_api.bodies import FunctionTool, Namespace
+
+_PASSED_OVER = (
+    "image_generation",
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedFunction:
+    """A function that the model is shown.
+
+    Args:
+        tool: as the client gave it.
+        path: what the client calls it in the body.
+        namespace: it stands in this one.
+        is_first: of its namespace, whose description is told with it.
+    """
+
+    tool: FunctionTool
+    path: str
+    namespace: Namespace | None = None
+    is_first: bool = False
+
+    @property
+    def shown_name(self) -> str:
+        """How the model knows it."""
+        return shown_name(self.namespace.name if self.namespace else None, self.tool.name)
+
+    def for_chat(self) -> chat_bodies.FunctionToolBody:
+        """Return it as a chat lists it."""
+        told = [self.namespace.description if self.namespace and self.is_first else None]
+        texts = [text for text in (*told, self.tool.description) if text is not None]
+        definition = chat_bodies.FunctionDefinitionBody(
+            name=self.shown_name,
+            description="\n\n".join(texts) if texts else None,
+            parameters=self.tool.parameters,
+            strict=self.tool.strict,
+        )
+        return chat_bodies.FunctionToolBody(function=definition)
+
+
+def shown_name(namespace: str | None, name: str) -> str:
+    """Return how the model knows a function."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+def called_as(name: str, functions: Iterable[OfferedFunction]) -> Json:
+    """Return the fields by which the client knows the function that the model calls *name*."""
+    for function in functions:
+        if function.namespace is not None and function.shown_name == name:
+            return {"name": function.tool.name, "namespace": function.namespace.name}
+    return {"name": name}
+
+
+def read_tools(given: Sequence[Any]) -> list[OfferedFunction]:  # Any: JSON of the client
+    """Return the functions that a list of tools offers.
+
+    Raises:
+        InvalidRequest: `param` names what is wrong, or not offered.
+    """
+    functions: list[OfferedFunction] = []
+    passed_over: list[InvalidRequest] = []
+    for idx, tool in enumerate(given):
+        path = f"tools[{idx}]"
+        kind = _kind(tool)
+        if kind == "function":
+            functions.append(OfferedFunction(_function(tool, path), path))
+        elif kind == "namespace":
+            functions += _members(convert(tool, Namespace, path), path)
+        elif kind in _PASSED_OVER:
+            passed_over.append(_not_offered(kind, path))
+        else:
+            raise _not_offered(kind, path)
+    if passed_over and not functions:
+        # Nothing else may be called, so it is what the client wants.
+        raise passed_over[0]
+    return functions
+
+
+def echo_tools(functions: Iterable[OfferedFunction]) -> list[Json]:
+    """Return the tools as an answer repeats them."""
+    tools: list[Json] = []
+    for namespace, group in groupby(functions, lambda function: function.namespace):
+        members = [_echo(function.tool) for function in group]
+        if namespace is None:
+            tools += members
+        else:
+            named = {"type": "namespace", "name": namespace.name}
+            tools.append({**named, "description": namespace.description, "tools": members})
+    return tools
+
+
+def _members(namespace: Namespace, path: str) -> Iterator[OfferedFunction]:
+    for idx, tool in enumerate(namespace.tools):
+        where = f"{path}.tools[{idx}]"
+        kind = _kind(tool)
+        if kind != "function":
+            raise _not_offered(kind, where)
+        yield OfferedFunction(_function(tool, where), where, namespace, is_first=idx == 0)
+
+
+def _function(given: Any, path: str) -> FunctionTool:  # Any: JSON of the client
+    tool = convert(given, FunctionTool, path)
+    for name, wanted in (
+        ("defer_loading", tool.defer_loading),
+        ("allowed_callers", tool.allowed_callers not in (None, ["direct"])),
+        ("output_schema", tool.output_schema is not None),
+    ):
+        if wanted:
+            raise InvalidRequest(f"{path}.{name} is not supported.", param=f"{path}.{name}")
+    return tool
+
+
+def _echo(tool: FunctionTool) -> Json:
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict is not False,
+    }
+
+
+def _kind(tool: Any) -> object:  # Any: JSON of the client
+    return tool.get("type") if isinstance(tool, dict) else None
+
+
+def _not_offered(kind: object, path: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"Only functions are offered as tools, not {str(kind)[:60]!r}.", param=f"{path}.type"
+    )
