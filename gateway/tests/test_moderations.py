@@ -33,11 +33,14 @@ async def test_text_parts_are_taken_and_images_refused(fleet: GatewayFleet) -> N
 
 
 async def test_what_could_not_be_judged_has_no_scores(fleet: GatewayFleet) -> None:
-    """503, not zeros."""
+    """503, not zeros, and why."""
     fleet.guard.switches.cannot_look = True
     async with fleet.http() as client:
         answer = await client.post("/v1/moderations", json={"input": "hi"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "guard_unavailable")
+    assert answer.json()["error"]["message"].startswith(
+        "The content cannot be judged in full now: told so."
+    )
 
 
 async def test_wrong_inputs_and_keys_are_refused(fleet: GatewayFleet) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from headrace_guard.cpu_pool import CpuPool, OverloadedError
+from headrace_common.fair_places import NoPlaceError
+from headrace_guard.cpu_pool import CpuPool
 from headrace_testing.waiting import eventually
 
 
@@ -25,31 +26,31 @@ def pool(gauge: Gauge) -> Iterator[CpuPool]:
 
 async def test_returns_what_the_work_returns(pool: CpuPool) -> None:
     """And raises what it raises."""
-    assert await pool.run(lambda: threading.current_thread().name) != "MainThread"
+    assert await pool.run("t", 1, lambda: threading.current_thread().name) != "MainThread"
     with pytest.raises(ZeroDivisionError):
-        await pool.run(lambda: 1 // 0)
+        await pool.run("t", 1, lambda: 1 // 0)
 
 
 async def test_refuses_when_the_queue_is_full(pool: CpuPool, gauge: Gauge) -> None:
     """One runs, one waits, the third is told at once."""
     release = threading.Event()
-    running = [asyncio.create_task(pool.run(release.wait)) for _ in range(2)]
+    running = [asyncio.create_task(pool.run("t", 1, release.wait)) for _ in range(2)]
     await asyncio.sleep(0)
-    with pytest.raises(OverloadedError):
-        await pool.run(lambda: None)
+    with pytest.raises(NoPlaceError):
+        await pool.run("t", 1, lambda: None)
     release.set()
     await asyncio.gather(*running)
     await eventually(lambda: gauge.collect()[0].samples[0].value == 0)
-    assert await pool.run(lambda: 7) == 7
+    assert await pool.run("t", 1, lambda: 7) == 7
 
 
 async def test_a_caller_that_leaves_frees_its_place_when_the_work_ends(pool: CpuPool) -> None:
     """Not before: the thread is still busy."""
     release = threading.Event()
-    leaving = asyncio.create_task(pool.run(release.wait))
+    leaving = asyncio.create_task(pool.run("t", 1, release.wait))
     await asyncio.sleep(0)
     leaving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaving
     release.set()
-    assert await eventually(lambda: pool.run(lambda: True))
+    assert await eventually(lambda: pool.run("t", 1, lambda: True))

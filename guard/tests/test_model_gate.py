@@ -24,7 +24,9 @@ class WordModel:
     def __init__(self, word: str) -> None:
         self._word = word
 
-    async def judge(self, window: Window, trust: Trust, asked: Asked, deadline: Deadline) -> Judged:
+    async def judge(
+        self, tenant_id: str, window: Window, trust: Trust, asked: Asked, deadline: Deadline
+    ) -> Judged:
         return Judged(self.judge_now(window, trust, asked))
 
     def judge_now(self, window: Window, trust: Trust, asked: Asked) -> list[Match]:

@@ -35,9 +35,11 @@ _TEXTS = (
 class _CountedModels(CascadeModels):
     num_judged = 0
 
-    async def judge(self, window: Window, trust: Trust, asked: Asked, deadline: Deadline) -> Judged:
+    async def judge(
+        self, tenant_id: str, window: Window, trust: Trust, asked: Asked, deadline: Deadline
+    ) -> Judged:
         self.num_judged += 1
-        return await super().judge(window, trust, asked, deadline)
+        return await super().judge(tenant_id, window, trust, asked, deadline)
 
 
 @pytest.mark.parametrize("text", _TEXTS)
@@ -45,7 +47,7 @@ async def test_one_pass_scores_and_flags(text: str) -> None:
     """What is flagged is what a policy at the balanced point would find."""
     pool = CpuPool(1, 4, Gauge("waiting", "For tests.", registry=None))
     models = _CountedModels(load_packaged(), None, pool, pool)
-    scores = await Moderator(models, pool).scores(text, Deadline(SystemClock(), 5.0))
+    scores = await Moderator(models, pool).scores("t", text, Deadline(SystemClock(), 5.0))
     assert models.num_judged == 1
     assert scores.by_category.keys() >= _MODELLED
     balanced = Asked(dict.fromkeys(_MODELLED, Point.BALANCED))
@@ -62,16 +64,18 @@ async def test_a_long_text_holds_up_nobody() -> None:
     long = "4 1-" * INLINE_CHARS
 
     async def missed(text: str, budget_s: float = 5.0) -> Reason | None:
-        return (await moderator.scores(text, Deadline(SystemClock(), budget_s))).missed
+        return (await moderator.scores("t", text, Deadline(SystemClock(), budget_s))).missed
 
-    working = asyncio.create_task(pool.run(busy.wait))
+    working = asyncio.create_task(pool.run("t", 1, busy.wait))
     await asyncio.sleep(0)
     try:
         assert await missed("short") is Reason.NO_MODEL
         assert await missed(long, 0.05) is Reason.OUT_OF_TIME
+        waiting = asyncio.create_task(pool.run("t", 1, busy.wait))
+        await asyncio.sleep(0)
         assert await missed(long) is Reason.OVERLOADED
     finally:
         busy.set()
-    await working
+    await asyncio.gather(working, waiting)
     assert await missed(long) is Reason.NO_MODEL
     pool.close()

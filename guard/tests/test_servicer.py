@@ -1,6 +1,8 @@
 """The service: where work runs, what is counted, what is said when it cannot look."""
 
+import asyncio
 import base64
+import threading
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -122,9 +124,15 @@ async def pieces(*texts: pb.OutputText) -> AsyncIterator[pb.CheckOutputRequest]:
         yield pb.CheckOutputRequest(text=text)
 
 
-def fill(pool: CpuPool) -> None:
-    """Take all places of a pool with one thread and one waiting place."""
-    pool._change(2)
+@pytest.fixture
+async def full_pool(pool: CpuPool) -> AsyncIterator[CpuPool]:
+    """A pool whose one thread and one waiting place are taken."""
+    release = threading.Event()
+    working = [asyncio.create_task(pool.run("other", 1, release.wait)) for _ in range(2)]
+    await asyncio.sleep(0)
+    yield pool
+    release.set()
+    await asyncio.gather(*working)
 
 
 async def test_long_texts_are_judged_too(servicer: GuardServicer) -> None:
@@ -144,32 +152,31 @@ async def test_redacted_parts_come_by_their_index(servicer: GuardServicer) -> No
     assert dict(answer.redacted_parts) == {1: "mail [redacted pii.email] now"}
 
 
-async def test_overload_is_not_evaluated(pool: CpuPool, servicer: GuardServicer) -> None:
+async def test_overload_is_not_evaluated(full_pool: CpuPool, servicer: GuardServicer) -> None:
     """A long text that finds no place is refused, a short one is still judged."""
-    fill(pool)
     refused = await servicer.CheckInput(question(LONG), Call(5))
     assert refused.verdict.state == pb.VERDICT_STATE_NOT_EVALUATED
     assert refused.verdict.action == pb.ACTION_UNAVAILABLE
-    assert "too much to do" in refused.verdict.reason
+    assert "too many long texts" in refused.verdict.reason
     judged = await servicer.CheckInput(question("hello"), Call(5))
     assert judged.verdict.state == pb.VERDICT_STATE_CLEAN
 
 
 async def test_overload_under_an_open_policy_passes_and_is_counted(
-    pool: CpuPool, metrics: GuardMetrics, registry: CollectorRegistry
+    full_pool: CpuPool, metrics: GuardMetrics, registry: CollectorRegistry
 ) -> None:
     """Passed is not the same as clean."""
-    fill(pool)
-    servicer = make(pool, metrics, OPEN_POLICY)
+    servicer = make(full_pool, metrics, OPEN_POLICY)
     answer = await servicer.CheckInput(question(LONG), Call(5))
     assert answer.verdict.state == pb.VERDICT_STATE_NOT_EVALUATED
     assert answer.verdict.action == pb.ACTION_ALLOW
     assert registry.get_sample_value("headrace_guard_fail_open_total", {"direction": "input"}) == 1
 
 
-async def test_an_output_that_finds_no_place_stops(pool: CpuPool, servicer: GuardServicer) -> None:
+async def test_an_output_that_finds_no_place_stops(
+    full_pool: CpuPool, servicer: GuardServicer
+) -> None:
     """Nothing of it comes out."""
-    fill(pool)
     stream = servicer.CheckOutput(pieces(pb.OutputText(text=LONG)), Call(5))
     (answer,) = [one async for one in stream]
     assert answer.verdict.action == pb.ACTION_UNAVAILABLE

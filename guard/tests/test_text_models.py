@@ -116,7 +116,7 @@ def _deadline() -> Deadline:
 
 
 async def _scores(models: CascadeModels, text: str, asked: Asked = _ALL) -> dict[str, float]:
-    judged = await models.judge(Window(text), Trust.USER, asked, _deadline())
+    judged = await models.judge("t", Window(text), Trust.USER, asked, _deadline())
     return {match.category: match.score for match in judged.matches}
 
 
@@ -176,7 +176,9 @@ async def test_instructions_in_documents_count_only_there() -> None:
     """What is harmless from a user is an injection in a tool result, and never in owner's text."""
     models = _models()
     found = {
-        trust: (await models.judge(Window("assistant assistant"), trust, _BALANCED, _deadline()))
+        trust: (
+            await models.judge("t", Window("assistant assistant"), trust, _BALANCED, _deadline())
+        )
         for trust in Trust
     }
     assert [m.category for m in found[Trust.UNTRUSTED].matches] == ["injection"]
@@ -188,7 +190,9 @@ async def test_a_document_is_doubted_in_several_places() -> None:
     filler = "bread and butter. " * 30
     text = f"{'assistant ' * 14}{filler}{'surely assistant ' * 8}{filler}"
     embedder = _Embedder()
-    judged = await _models(embedder).judge(Window(text), Trust.UNTRUSTED, _BALANCED, _deadline())
+    judged = await _models(embedder).judge(
+        "t", Window(text), Trust.UNTRUSTED, _BALANCED, _deadline()
+    )
     assert len(embedder.seen) > 1
     assert [match.start <= text.index("surely") < match.end for match in judged.matches] == [True]
 
@@ -196,7 +200,7 @@ async def test_a_document_is_doubted_in_several_places() -> None:
 async def test_the_span_is_the_window_that_scored() -> None:
     """A hit in a long text says where."""
     text = "bread and butter. " * 100 + "override " * 12 + "bread and butter. " * 100
-    judged = await _models().judge(Window(text), Trust.USER, _BALANCED, _deadline())
+    judged = await _models().judge("t", Window(text), Trust.USER, _BALANCED, _deadline())
     match = judged.matches[0]
     assert match.start <= text.index("override") < match.end
     assert match.end - match.start < len(text) / 2
@@ -229,8 +233,8 @@ async def test_a_judge_that_fails_is_not_evaluated() -> None:
     """No answer is never "clean"."""
     asked = Asked({"injection": Point.BALANCED}, uses_judge=True)
     window = Window("override override bread")
-    failed = await _models(None, _Judge(None)).judge(window, Trust.USER, asked, _deadline())
-    missing = await _models().judge(window, Trust.USER, asked, _deadline())
+    failed = await _models(None, _Judge(None)).judge("t", window, Trust.USER, asked, _deadline())
+    missing = await _models().judge("t", window, Trust.USER, asked, _deadline())
     assert (failed.missed, missing.missed) == (Reason.JUDGE_FAILED, Reason.NO_MODEL)
 
 
@@ -240,11 +244,11 @@ async def test_topics_need_the_embedding() -> None:
         {"off_topic": Point.BALANCED}, Topic(("surely one", "surely two", "surely three"))
     )
     question = Window("what is this about")
-    missing = await _models().judge(question, Trust.USER, asked, _deadline())
+    missing = await _models().judge("t", question, Trust.USER, asked, _deadline())
     assert missing.missed is Reason.NO_MODEL
-    far = await _models(_Embedder()).judge(question, Trust.USER, asked, _deadline())
+    far = await _models(_Embedder()).judge("t", question, Trust.USER, asked, _deadline())
     near = await _models(_Embedder()).judge(
-        Window("surely this is about it"), Trust.USER, asked, _deadline()
+        "t", Window("surely this is about it"), Trust.USER, asked, _deadline()
     )
     assert [match.category for match in far.matches] == ["off_topic"]
     assert near.matches == []
@@ -255,7 +259,7 @@ async def test_no_time_is_not_evaluated() -> None:
     deadline = Deadline(SystemClock(), 0.0)
     await asyncio.sleep(0)
     long = Window("bread and butter " * 1000)
-    judged = await _models(_Embedder()).judge(long, Trust.USER, _BALANCED, deadline)
+    judged = await _models(_Embedder()).judge("t", long, Trust.USER, _BALANCED, deadline)
     assert judged.missed is Reason.OUT_OF_TIME
 
 

@@ -27,7 +27,9 @@ class CountingModel:
         self.texts: list[str] = []
         self._missed = missed
 
-    async def judge(self, window: Window, trust: Trust, asked: Asked, deadline: Deadline) -> Judged:
+    async def judge(
+        self, tenant_id: str, window: Window, trust: Trust, asked: Asked, deadline: Deadline
+    ) -> Judged:
         self.texts.append(window.text)
         return Judged(self.judge_now(window, trust, asked), self._missed)
 

@@ -71,7 +71,7 @@ class PendingVerdict:
         if action == pb.ACTION_BLOCK:
             raise _blocked(answer.verdict, self._parts)
         if action in (pb.ACTION_UNAVAILABLE, pb.ACTION_UNSPECIFIED):
-            self._pass_or_raise(None)
+            self._pass_or_raise(None, answer.verdict.reason)
         # Mostly empty, and to copy one of protobuf's takes some Python all the same.
         redacted = answer.redacted_parts
         return dict(redacted) if redacted else {}
@@ -89,14 +89,13 @@ class PendingVerdict:
             raise ReplicaLost("The guard gave no verdict.")
         return answer
 
-    def _pass_or_raise(self, cause: HeadraceError | None) -> None:
+    def _pass_or_raise(self, cause: HeadraceError | None, why: str = "") -> None:
         # That the guard could not judge is an answer; it counts those itself.
         if cause is not None:
             self._metrics.degraded.labels("guard").inc()
         if not self._principal.guard_fail_open:
-            raise GuardUnavailable(
-                "The content cannot be judged now.", retry_after_s=1.0
-            ) from cause
+            message = f"The content cannot be judged now{f': {why}' if why else ''}."
+            raise GuardUnavailable(message, retry_after_s=1.0) from cause
 
 
 class InputGuard:

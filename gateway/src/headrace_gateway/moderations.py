@@ -122,8 +122,9 @@ class Moderations:
             raise
         except HeadraceError as error:
             raise _unavailable() from error
-        if any(result.not_evaluated for result in answer.results):
-            raise _unavailable()
+        for result in answer.results:
+            if result.not_evaluated:
+                raise _unavailable(f": {result.not_evaluated}")
         return answer
 
 
@@ -139,8 +140,8 @@ def _no_model(model: str) -> ModelNotFound:
     return ModelNotFound(f"The model {model[:100]!r} does not exist.", param="model")
 
 
-def _unavailable() -> GuardUnavailable:
-    return GuardUnavailable("The content cannot be judged in full now.", retry_after_s=1.0)
+def _unavailable(why: str = "") -> GuardUnavailable:
+    return GuardUnavailable(f"The content cannot be judged in full now{why}.", retry_after_s=1.0)
 
 
 def _texts(body: ModerationBody) -> list[str]:

@@ -199,7 +199,7 @@ class OutputCheck:
             self._drop_held(choice_idx, answer.released_chars)
         if action == pb.ACTION_UNAVAILABLE:
             # The guard releases no more of this choice.
-            self._go_on_unguarded(None)
+            self._go_on_unguarded(None, answer.verdict.reason)
             return choice_idx, answer.released, False, False, False
         is_blocked = action == pb.ACTION_BLOCK
         if is_last or is_blocked:
@@ -208,12 +208,13 @@ class OutputCheck:
         is_redacted = action == pb.ACTION_REDACT
         return choice_idx, answer.released, is_last, is_blocked, is_redacted
 
-    def _go_on_unguarded(self, cause: HeadraceError | None) -> None:
+    def _go_on_unguarded(self, cause: HeadraceError | None, why: str = "") -> None:
         # That the guard could not judge is an answer; it counts those itself.
         if cause is not None:
             self._metrics.degraded.labels("guard").inc()
         if not self._is_fail_open:
-            raise GuardUnavailable("The answer cannot be judged now.", retry_after_s=1.0) from cause
+            message = f"The answer cannot be judged now{f': {why}' if why else ''}."
+            raise GuardUnavailable(message, retry_after_s=1.0) from cause
         self.close()
         self._call = None
         for choice_idx, held in self._held.items():

@@ -1,4 +1,4 @@
-"""Threads for long texts, so that they do not stop the event loop; a full queue refuses.
+"""Threads for long texts, so that they do not stop the event loop; tenants share them fairly.
 
 What is done on the loop in many short steps lets others run between them.
 """
@@ -6,11 +6,12 @@ What is done on the loop in many short steps lets others run between them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 from prometheus_client import Gauge
+
+from headrace_common.fair_places import FairThreads
 
 T = TypeVar("T")
 # Longer texts go to a thread: this much takes about a millisecond.
@@ -35,10 +36,6 @@ class Turns:
             self._since_s = self._loop.time()
 
 
-class OverloadedError(Exception):
-    """Too many long texts wait already."""
-
-
 class CpuPool:
     """A few threads with a bounded queue. Used from one event loop.
 
@@ -49,36 +46,29 @@ class CpuPool:
     """
 
     def __init__(self, num_threads: int, max_waiting: int, waiting: Gauge) -> None:
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="guard")
-        self._most = num_threads + max_waiting
-        self._waiting = waiting
-        self._num_here = 0
+        self._threads = FairThreads(num_threads, "guard", max_waiting, waiting.set)
 
-    async def run(self, work: Callable[[], T]) -> T:
+    async def run(self, whose: Hashable, num_chars: int, work: Callable[[], T]) -> T:
         """Run *work* on a thread. A caller that leaves does not stop it: work bounds its own time.
 
-        Raises:
-            OverloadedError: the queue is full; nothing was done.
-        """
-        if self._num_here >= self._most:
-            raise OverloadedError
-        self._change(1)
-        job = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        job.add_done_callback(lambda _: self._change(-1))
-        return await asyncio.shield(job)
-
-    async def run_long(self, num_chars: int, work: Callable[[], T]) -> T:
-        """Run *work* on a text of so many characters: a short one here, a long one on a thread.
+        Args:
+            whose: tenants are told apart by it, and what is theirs.
+            num_chars: how much text it is.
+            work: what to do.
 
         Raises:
-            OverloadedError: see `run`.
+            NoPlaceError: too many wait, and nobody has more of them; nothing was done.
         """
-        return work() if num_chars <= INLINE_CHARS else await self.run(work)
+        return await self._threads.run(whose, num_chars, work)
+
+    async def run_long(self, whose: Hashable, num_chars: int, work: Callable[[], T]) -> T:
+        """Run *work* here if the text is short, on a thread if it is long.
+
+        Raises:
+            NoPlaceError: see `run`.
+        """
+        return work() if num_chars <= INLINE_CHARS else await self.run(whose, num_chars, work)
 
     def close(self) -> None:
         """Wait for running work and let the threads go."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
-
-    def _change(self, by: int) -> None:
-        self._num_here += by
-        self._waiting.set(self._num_here)
+        self._threads.close()

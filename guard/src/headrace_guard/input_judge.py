@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from headrace_common.fair_places import NoPlaceError
 from headrace_guard.classifiers.text_model import TextModels
-from headrace_guard.cpu_pool import INLINE_CHARS, CpuPool, OverloadedError, Turns
+from headrace_guard.cpu_pool import INLINE_CHARS, CpuPool, Turns
 from headrace_guard.deadline import Deadline, OutOfTimeError
 from headrace_guard.decode import placed
 from headrace_guard.input_check import (
@@ -39,7 +41,7 @@ class Question:
 
     Args:
         plan: what to look for.
-        tenant_id: whose it is; verdicts are cached per tenant.
+        tenant_id: whose it is; verdicts are cached per tenant, threads are shared by tenants.
         parts: all its texts.
         missed: why something of it cannot be judged, as far as is known already.
     """
@@ -82,7 +84,7 @@ class InputJudge:
         try:
             async with asyncio.timeout(deadline.budget_s):
                 return await self._judge(question, deadline)
-        except OverloadedError:
+        except NoPlaceError:
             return _unseen(plan, Reason.OVERLOADED)
         except TimeoutError:
             return _unseen(plan, Reason.OUT_OF_TIME)
@@ -96,12 +98,12 @@ class InputJudge:
         fresh = {key: part for key, part in zip(keys, parts, strict=True) if key not in results}
         self._on_cached(len(parts) - len(fresh), len(fresh))
         turns = Turns()
-        judged = await self._check_parts(plan, fresh, deadline, turns)
+        judged = await self._check_parts(question, fresh, deadline, turns)
         border_findings, missed = await _check_borders(plan, parts, deadline, turns)
         for key, part in fresh.items():
             results[key] = judged[key]
             if not self._is_blocked(plan, judged[key]):
-                results[key] = await self._ask_models(plan, part, judged[key], deadline)
+                results[key] = await self._ask_models(question, part, judged[key], deadline)
                 self._cache.put(key, part, results[key])
                 await turns.pass_on()
         findings = [
@@ -115,11 +117,15 @@ class InputJudge:
         return combine(plan, parts, findings + border_findings, missed)
 
     async def _check_parts(
-        self, plan: Plan, fresh: dict[bytes, Part], deadline: Deadline, turns: Turns
+        self, question: Question, fresh: dict[bytes, Part], deadline: Deadline, turns: Turns
     ) -> dict[bytes, PartResult]:
-        if sum(len(part.text) for part in fresh.values()) > INLINE_CHARS:
+        plan = question.plan
+        num_chars = sum(len(part.text) for part in fresh.values())
+        if num_chars > INLINE_CHARS:
             return await self._pool.run(
-                lambda: {key: check_part(plan, part, deadline) for key, part in fresh.items()}
+                question.tenant_id,
+                num_chars,
+                lambda: {key: check_part(plan, part, deadline) for key, part in fresh.items()},
             )
         judged: dict[bytes, PartResult] = {}
         for key, part in fresh.items():
@@ -134,16 +140,18 @@ class InputJudge:
         )
 
     async def _ask_models(
-        self, plan: Plan, part: Part, result: PartResult, deadline: Deadline
+        self, question: Question, part: Part, result: PartResult, deadline: Deadline
     ) -> PartResult:
+        plan, models = question.plan, self._models
         if plan.asked is None or not part.text.strip():
             return result
-        if self._models is None:
+        if models is None:
             return replace(result, missed=result.missed or Reason.NO_MODEL)
-        judged = await self._models.judge(Window(part.text), part.trust, plan.asked, deadline)
+        ask = partial(models.judge, question.tenant_id)
+        judged = await ask(Window(part.text), part.trust, plan.asked, deadline)
         matches, missed = list(judged.matches), judged.missed
         for piece in result.pieces:
-            inner = await self._models.judge(Window(piece.text), part.trust, plan.asked, deadline)
+            inner = await ask(Window(piece.text), part.trust, plan.asked, deadline)
             matches += (placed(match, piece) for match in inner.matches)
             missed = missed or inner.missed
         found = (*result.matches, *allowed(plan, part, matches))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from headrace_common.fair_places import NoPlaceError
 from headrace_guard.classifiers.base import Match
 from headrace_guard.classifiers.catalogue import RULES
 from headrace_guard.classifiers.rule import RuleSet
@@ -16,7 +17,7 @@ from headrace_guard.classifiers.text_model import (
     TextModels,
     Trust,
 )
-from headrace_guard.cpu_pool import CpuPool, OverloadedError
+from headrace_guard.cpu_pool import CpuPool
 from headrace_guard.deadline import Deadline, OutOfTimeError
 from headrace_guard.decode import decoded
 from headrace_guard.normalise import Window
@@ -57,14 +58,14 @@ class Moderator:
         """Of the models."""
         return self._models.version if self._models is not None else ""
 
-    async def scores(self, text: str, deadline: Deadline) -> Scores:
-        """Score one text as a user's, and what is encoded in it: the highest score counts."""
+    async def scores(self, tenant_id: str, text: str, deadline: Deadline) -> Scores:
+        """Score a tenant's text as a user's, and what is encoded in it: the highest counts."""
         try:
             async with asyncio.timeout(deadline.left_s()):
                 windows, missed, matches = await self._pool.run_long(
-                    len(text), lambda: self._look(text, deadline)
+                    tenant_id, len(text), lambda: self._look(text, deadline)
                 )
-        except OverloadedError:
+        except NoPlaceError:
             return Scores({}, frozenset(), Reason.OVERLOADED)
         except (TimeoutError, OutOfTimeError):
             return Scores({}, frozenset(), Reason.OUT_OF_TIME)
@@ -77,7 +78,7 @@ class Moderator:
             return Scores(by_category, frozenset(flagged), Reason.NO_MODEL)
         every = Asked(dict.fromkeys(_ASKED, Point.ALL))
         for window in windows:
-            judged = await self._models.judge(window, Trust.USER, every, deadline)
+            judged = await self._models.judge(tenant_id, window, Trust.USER, every, deadline)
             for match in judged.matches:
                 by_category[match.category] = max(by_category.get(match.category, 0.0), match.score)
             flagged |= judged.balanced

@@ -8,12 +8,13 @@ from typing import Protocol
 
 from headrace_common.clock import Clock
 from headrace_common.errors import InvalidRequest
+from headrace_common.fair_places import NoPlaceError
 from headrace_common.rpc import Call
 from headrace_contracts.guard.v1 import guard_pb2 as pb
 from headrace_guard.audit_record import RecordMaker, Subject
 from headrace_guard.classifiers.blocklist import BlocklistTooLargeError
 from headrace_guard.classifiers.text_model import TextModels
-from headrace_guard.cpu_pool import CpuPool, OverloadedError, Turns
+from headrace_guard.cpu_pool import CpuPool, Turns
 from headrace_guard.deadline import Deadline
 from headrace_guard.input_check import Part
 from headrace_guard.input_judge import InputJudge, Question
@@ -84,8 +85,9 @@ class Tools:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """What looks, or why nothing can."""
+    """What looks for whom, or why nothing can."""
 
+    tenant_id: str
     plan: Plan
     missed: Reason | None
 
@@ -109,7 +111,7 @@ class GuardServicer:
     ) -> pb.CheckInputResponse:
         """Judge a whole request."""
         started_s = self._clock.now_s()
-        prepared = self._prepare(request.policy, Direction.INPUT)
+        prepared = self._prepare(request, Direction.INPUT)
         plan, missed = prepared.plan, prepared.missed
         # A policy that looks for nothing has nothing left unseen.
         if missed is None and request.opaque_paths and plan.looks:
@@ -142,7 +144,7 @@ class GuardServicer:
             async for request in requests:
                 match request.WhichOneof("kind"):
                     case "open" if prepared is None:
-                        prepared = self._prepare(request.open.policy, Direction.OUTPUT)
+                        prepared = self._prepare(request.open, Direction.OUTPUT)
                         subject = self._subject(request.open, prepared.plan)
                         max_held_chars = self._limits.max_held_chars
                         models = self._tools.models
@@ -177,7 +179,7 @@ class GuardServicer:
         moderator = self._tools.moderator
         found, turns = [], Turns()
         for text in request.texts:
-            found.append(await moderator.scores(text, deadline))
+            found.append(await moderator.scores(request.tenant_id, text, deadline))
             await turns.pass_on()
         elapsed_s = self._clock.now_s() - started_s
         records = self._tools.records
@@ -211,15 +213,17 @@ class GuardServicer:
         version = models.version if models is not None and plan.asked is not None else ""
         return Subject(request.request_id, request.tenant_id, request.key_id, plan, version)
 
-    def _prepare(self, ref: pb.PolicyRef, direction: Direction) -> _Prepared:
-        planner = self._tools.planner
+    def _prepare(
+        self, request: pb.CheckInputRequest | pb.OutputOpen, direction: Direction
+    ) -> _Prepared:
+        planner, ref, tenant_id = self._tools.planner, request.policy, request.tenant_id
         plan = planner.plan(ref.policy, direction)
         if plan is None:
-            return _Prepared(Plan(_NO_POLICY, direction, (), ()), Reason.UNKNOWN_POLICY)
+            return _Prepared(tenant_id, Plan(_NO_POLICY, direction, (), ()), Reason.UNKNOWN_POLICY)
         try:
-            return _Prepared(planner.with_terms(plan, tuple(ref.blocklist)), None)
+            return _Prepared(tenant_id, planner.with_terms(plan, tuple(ref.blocklist)), None)
         except BlocklistTooLargeError:
-            return _Prepared(plan, Reason.BAD_BLOCKLIST)
+            return _Prepared(tenant_id, plan, Reason.BAD_BLOCKLIST)
 
     async def _check_output(
         self, prepared: _Prepared, log: ChoiceLog, text: pb.OutputText, call: Call
@@ -251,11 +255,13 @@ class GuardServicer:
         if prepared.missed is not None:
             return check.pass_unseen(text.text, text.last, prepared.missed)
         deadline = self._deadline(call)
+        # What was made and paid for does not wait behind the same tenant's new requests.
+        whose = (prepared.tenant_id, Direction.OUTPUT)
         try:
             return await self._tools.pool.run_long(
-                len(text.text), lambda: check.feed(text.text, text.last, deadline)
+                whose, len(text.text), lambda: check.feed(text.text, text.last, deadline)
             )
-        except OverloadedError:
+        except NoPlaceError:
             return check.pass_unseen(text.text, text.last, Reason.OVERLOADED)
 
     def _deadline(self, call: Call) -> Deadline:

@@ -44,7 +44,11 @@ class GuardSettings(RpcServiceSettings):
         2, ge=1, le=64, description="Threads that judge long texts beside the event loop."
     )
     max_waiting_texts: int = Field(
-        32, ge=1, le=10_000, description="Long texts that may wait for a thread; more are refused."
+        32,
+        ge=1,
+        le=10_000,
+        description="Long texts that may wait for a thread; of more, the tenant with "
+        "most of them loses its newest.",
     )
     policy_dir: Path | None = Field(
         None,
@@ -63,7 +67,8 @@ class GuardSettings(RpcServiceSettings):
         32,
         ge=1,
         le=10_000,
-        description="Texts that may wait to be embedded; more are refused.",
+        description="Texts that may wait to be embedded; of more, the tenant with most of them "
+        "loses its newest.",
     )
     judge_url: str = Field(
         "",

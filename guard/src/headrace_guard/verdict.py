@@ -38,7 +38,7 @@ class Reason(Enum):
     OPAQUE_PART = "a part is of a kind that nothing here reads"
     TOO_LONG = "the text is longer than the guard takes"
     OUT_OF_TIME = "the time was not enough"
-    OVERLOADED = "the guard has too much to do"
+    OVERLOADED = "too many long texts wait to be judged; who has most of them is refused first"
     UNKNOWN_POLICY = "the key names a policy that this guard does not have"
     BAD_BLOCKLIST = "the key's blocklist is too large"
     JUDGE_FAILED = "the judge gave no usable answer"

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace_common.fair_places import NoPlaceError
 from headrace_guard.classifiers.artefact import Artefact, HeadModel
 from headrace_guard.classifiers.base import Match
 from headrace_guard.classifiers.cuts import Reading, read
@@ -37,7 +38,7 @@ from headrace_guard.classifiers.text_model import (
     Trust,
 )
 from headrace_guard.classifiers.topic import TopicVectors, off_topic_logit
-from headrace_guard.cpu_pool import CpuPool, OverloadedError
+from headrace_guard.cpu_pool import CpuPool
 from headrace_guard.deadline import Deadline
 from headrace_guard.normalise import Window
 from headrace_guard.verdict import Reason
@@ -113,12 +114,14 @@ class CascadeModels:
                 lambda texts: np.array([embedder.look(text).vector for text in texts]), _MAX_TOPICS
             )
 
-    async def judge(self, window: Window, trust: Trust, asked: Asked, deadline: Deadline) -> Judged:
-        """Judge one text with every stage that it needs."""
+    async def judge(
+        self, tenant_id: str, window: Window, trust: Trust, asked: Asked, deadline: Deadline
+    ) -> Judged:
+        """Judge a tenant's text with every stage that it needs."""
         try:
             async with asyncio.timeout(deadline.left_s()):
-                return await self._judge_stages(window.text, trust, asked)
-        except OverloadedError:
+                return await self._judge_stages(tenant_id, window.text, trust, asked)
+        except NoPlaceError:
             return Judged(missed=Reason.OVERLOADED)
         except TimeoutError:
             return Judged(missed=Reason.OUT_OF_TIME)
@@ -128,12 +131,12 @@ class CascadeModels:
         seen = self._look(window.text, _heads(trust, asked), has_words=False)
         return self._matches([self._linear(one) for one in seen], asked)
 
-    async def _judge_stages(self, text: str, trust: Trust, asked: Asked) -> Judged:
+    async def _judge_stages(self, tenant_id: str, text: str, trust: Trust, asked: Asked) -> Judged:
         heads = _heads(trust, asked)
         has_words = self._embedder is not None
         seen = (
             await self._threads.run_long(
-                len(text), lambda: self._look(text, heads, has_words=has_words)
+                tenant_id, len(text), lambda: self._look(text, heads, has_words=has_words)
             )
             if heads
             else []
@@ -142,11 +145,13 @@ class CascadeModels:
         missed = Reason.NO_MODEL if has_topic and self._embedder is None else None
         looked: dict[str, _Looked] = {}
         doubts = self._doubts(seen)
-        if self._embedder is not None and (doubts or has_topic):
+        is_topical = has_topic and len(text.split()) >= MIN_TOPIC_WORDS
+        if self._embedder is not None and (doubts or is_topical):
             texts = list(dict.fromkeys(one.text for one in doubts))
-            is_topical = has_topic and len(text.split()) >= MIN_TOPIC_WORDS
+            whole = text if is_topical else None
+            # Each is one run of the model, cut to what it reads.
             looked, off_topic = await self._embed_thread.run(
-                lambda: self._embed(texts, text if is_topical else None, asked)
+                tenant_id, len(texts) + is_topical, lambda: self._embed(texts, whole, asked)
             )
         else:
             off_topic = None

@@ -8,7 +8,7 @@ are asked once per text, and the answer is complete or says why it is not.
 Used like this::
 
     asked = Asked({"injection": Point.BALANCED, "harm.S1": Point.STRICT}, topic=None)
-    judged = await models.judge(Window(text), Trust.USER, asked, deadline)
+    judged = await models.judge("acme", Window(text), Trust.USER, asked, deadline)
     # judged.matches become findings as those of rules do; judged.missed becomes not_evaluated
 
 A growing output is judged by the fast stage alone, window by window, with `judge_now`. The answer
@@ -110,8 +110,10 @@ class TextModels(Protocol):
         """Of everything that decides: weights, thresholds, stages that are there."""
         ...
 
-    async def judge(self, window: Window, trust: Trust, asked: Asked, deadline: Deadline) -> Judged:
-        """Judge one text with every stage that it needs. Does not raise for want of time."""
+    async def judge(
+        self, tenant_id: str, window: Window, trust: Trust, asked: Asked, deadline: Deadline
+    ) -> Judged:
+        """Judge a tenant's text with every stage that it needs. Does not raise for want of time."""
         ...
 
     def judge_now(self, window: Window, trust: Trust, asked: Asked) -> list[Match]:
