@@ -197,6 +197,8 @@ async def test_count_tokens_of_what_fits_no_context(fleet: GatewayFleet) -> None
         ({"stop_sequences": ["", "a"]}, "stop_sequences"),
         ({"extra_headers": {"anthropic-version": "1999-01-01"}}, "anthropic-version"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search_20250305", "name": "w", "max_uses": 8}]}, "tools[0].type"),
+        ({"tools": [{"name": "w", "input_schema": {}, "max_uses": 8}]}, "tools[0].max_uses"),
         (
             {
                 "messages": [

@@ -15,7 +15,7 @@ from headrace_testing.gateway_fleet import GatewayFleet
 CLOSE = {"type": "function", "name": "close", "parameters": {"type": "object", "properties": {}}}
 AGENTS = {"type": "namespace", "name": "agents", "description": "About agents.", "tools": [CLOSE]}
 CALL = {"type": "function_call", "call_id": "c1", "name": "close", "arguments": "{}"}
-DEEP = reduce(lambda inner, _: {"properties": {"a": inner}}, range(40), {})
+DEEP: Any = reduce(lambda inner, _: {"properties": {"a": inner}}, range(40), {})
 SEARCH = {"type": "web_search", "external_web_access": False}
 
 
@@ -35,7 +35,7 @@ async def test_a_function_in_a_namespace_is_called_by_both_names(fleet: GatewayF
     async with fleet.openai() as client:
         made = await client.responses.create(model=MODEL, input="hi", tools=tools)
         stream = await client.responses.create(model=MODEL, input="hi", tools=tools, stream=True)
-        events = [event async for event in stream]
+        events: list[Any] = [event async for event in stream]
         (call,) = made.output
         assert isinstance(call, openai.types.responses.ResponseFunctionToolCall)
         assert (call.namespace, call.name, call.arguments) == ("agents", "close", "{}")
@@ -55,7 +55,7 @@ async def test_the_model_sees_a_namespace_once(fleet: GatewayFleet) -> None:
     items: Any = [{"role": "user", "content": "hi"}, {**CALL, "namespace": "agents"}, output]
     tools: Any = [{**AGENTS, "tools": [CLOSE, shut]}]
     async with fleet.openai() as client:
-        made = await client.responses.create(model=MODEL, input=items, tools=tools)
+        made: Any = await client.responses.create(model=MODEL, input=items, tools=tools)
     listed = [json.loads(line) for line in seen(fleet).splitlines() if '"parameters"' in line]
     functions = [(it["function"]["name"], it["function"]["description"]) for it in listed]
     assert functions == [("agents__close", "About agents."), ("agents__shut", "Shuts.")]

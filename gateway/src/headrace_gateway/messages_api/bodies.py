@@ -207,7 +207,8 @@ class CountBody(Struct, kw_only=True, forbid_unknown_fields=True):
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     messages: list[Turn]
     system: str | list[SystemBlock] | None = None
-    tools: list[ToolBody] | None = None
+    # Read one by one: those of kinds that are not offered have fields of their own.
+    tools: list[Any] | None = None
     tool_choice: AutoChoice | AnyChoice | NamedChoice | NoneChoice | None = None
     thinking: ThinkingDisabled | ThinkingEnabled | ThinkingAdaptive | None = None
     output_config: OutputConfig | None = None

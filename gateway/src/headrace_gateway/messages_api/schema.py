@@ -14,12 +14,13 @@ errors are translated back.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import orjson
 
 from headrace_common.errors import InvalidRequest
 from headrace_gateway.api_request import ApiRequest, Endpoint
-from headrace_gateway.json_body import check_depth, decode
+from headrace_gateway.json_body import check_depth, convert, decode
 from headrace_gateway.messages_api.bodies import (
     COUNT_DECODER,
     MESSAGES_DECODER,
@@ -101,11 +102,11 @@ def _read(asked: CountBody) -> ApiRequest:
     for idx, turn in enumerate(asked.messages):
         _add_turn(chat, turn, f"messages[{idx}]")
     body = ChatBody(model=asked.model, messages=chat.messages)
-    for idx, tool in enumerate(asked.tools or ()):
+    tools = [_tool(given, f"tools[{idx}]") for idx, given in enumerate(asked.tools or ())]
+    for idx in range(len(tools)):
         chat.names[f"tools[{idx}].function.parameters"] = f"tools[{idx}].input_schema"
         chat.names[f"tools[{idx}].function"] = f"tools[{idx}]"
-        _check_tool(tool, f"tools[{idx}]")
-    _add_tools(body, asked)
+    _add_tools(body, tools, asked)
     if asked.output_config is not None and asked.output_config.format is not None:
         schema = JsonSchemaBody(
             name="output", schema=asked.output_config.format.schema, strict=True
@@ -193,9 +194,11 @@ def _result(block: ToolResultBlock, path: str) -> MessageBody:
     return MessageBody(role="tool", content=content, tool_call_id=block.tool_use_id)
 
 
-def _check_tool(tool: ToolBody, path: str) -> None:
-    if tool.type not in (None, "custom"):
-        raise InvalidRequest(f"Tools of type {tool.type!r} are not offered.", param=f"{path}.type")
+def _tool(given: Any, path: str) -> ToolBody:  # Any: JSON of the client
+    kind = given.get("type") if isinstance(given, dict) else None
+    if isinstance(kind, str) and kind != "custom":
+        raise InvalidRequest(f"Tools of type {kind[:60]!r} are not offered.", param=f"{path}.type")
+    tool: ToolBody = convert(given, ToolBody, path)
     if tool.input_schema is None:
         raise InvalidRequest(
             f"Missing required parameter: {path}.input_schema.", param=f"{path}.input_schema"
@@ -206,9 +209,10 @@ def _check_tool(tool: ToolBody, path: str) -> None:
         raise _not_supported(f"{path}.allowed_callers")
     if tool.input_examples:
         raise _not_supported(f"{path}.input_examples")
+    return tool
 
 
-def _add_tools(body: ChatBody, asked: CountBody) -> None:
+def _add_tools(body: ChatBody, tools: Sequence[ToolBody], asked: CountBody) -> None:
     body.tools = [
         FunctionToolBody(
             function=FunctionDefinitionBody(
@@ -218,7 +222,7 @@ def _add_tools(body: ChatBody, asked: CountBody) -> None:
                 strict=tool.strict,
             )
         )
-        for tool in asked.tools or ()
+        for tool in tools
     ]
     choice = asked.tool_choice
     if isinstance(choice, NoneChoice):

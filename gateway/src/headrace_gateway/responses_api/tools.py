@@ -123,7 +123,7 @@ def _members(namespace: Namespace, path: str) -> Iterator[OfferedFunction]:
 
 
 def _function(given: Any, path: str) -> FunctionTool:  # Any: JSON of the client
-    tool = convert(given, FunctionTool, path)
+    tool: FunctionTool = convert(given, FunctionTool, path)
     for name, wanted in (
         ("defer_loading", tool.defer_loading),
         ("allowed_callers", tool.allowed_callers not in (None, ["direct"])),
