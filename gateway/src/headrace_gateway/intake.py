@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from random import getrandbits
 from typing import TypeVar
 
 from headrace_common import blocks
 from headrace_common.errors import InvalidRequest
+from headrace_common.fair_places import FairThreads
 from headrace_common.ids import job_id
 from headrace_common.proto_wire import bytes_tag, with_length
 from headrace_contracts.guard.v1 import guard_pb2
@@ -28,8 +27,9 @@ from headrace_gateway.prompt_sizes import check_ids, default_max_tokens, output_
 from headrace_gateway.text_prompt import TextEncoder, text_prompt
 from headrace_gateway.token_ids import ChainMemory, TokenIds
 
-# One encodes the next while another renders; more would only take cores from the loop.
-_NUM_THREADS = 2
+# One encodes the next while another renders; more would only take cores from the loop. The third is
+# left to other tenants.
+_NUM_THREADS = 3
 
 _TOKEN_IDS = bytes_tag(GenerateRequest.DESCRIPTOR.fields_by_name["prompt_token_ids"].number)
 
@@ -63,12 +63,12 @@ class EncodedPrompt:
 
 
 class Intake:
-    """Makes prompts and jobs. Owns its threads."""
+    """Makes prompts and jobs. Owns its threads, which tenants share."""
 
     def __init__(self, default_max_tokens: int) -> None:
         self._default_max_tokens = default_max_tokens
         self._chains = ChainMemory()
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, "tokenise")
+        self._threads = FairThreads(_NUM_THREADS, "tokenise")
 
     async def encode(
         self, request: ApiRequest, model: ServedModel, principal: Principal
@@ -81,23 +81,25 @@ class Intake:
         check_ids(request, model.card)
         if model.card.takes_text and request.endpoint is Endpoint.EMBEDDINGS:
             raise InvalidRequest("This model makes no embeddings.", param="model")
-        return await self.run(num_chars(request), lambda: self._encode(request, model, principal))
+        return await self.run(
+            principal, num_chars(request), lambda: self._encode(request, model, principal)
+        )
 
     async def token_ids(
-        self, request: ApiRequest, encoder: PromptEncoder | TextEncoder
+        self, principal: Principal, request: ApiRequest, encoder: PromptEncoder | TextEncoder
     ) -> list[TokenIds]:
         """Encode every prompt of a request, whether it fits or not."""
-        return await self.run(num_chars(request), lambda: _all_ids(request, encoder))
+        return await self.run(principal, num_chars(request), lambda: _all_ids(request, encoder))
 
-    async def run(self, size: int, work: Callable[[], T]) -> T:
-        """Do work on a text of this size: here if it is short, else on a thread."""
+    async def run(self, principal: Principal, size: int, work: Callable[[], T]) -> T:
+        """Do somebody's work on a text of this size: here if it is short, else on a thread."""
         if size <= LONG_CHARS:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await self._threads.run(principal.tenant_id, size, work)
 
     def close(self) -> None:
         """End the threads; what runs is finished."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._threads.close()
 
     def _encode(
         self, request: ApiRequest, model: ServedModel, principal: Principal

@@ -27,6 +27,7 @@ from headrace_gateway.openai_bodies import (
     Token,
 )
 from headrace_gateway.openai_schema import read_chat
+from headrace_gateway.principal import Principal
 from headrace_gateway.visit import Caller
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -76,7 +77,7 @@ class TokenizeApi:
             raise InvalidRequest("Give either prompt or messages.", param="prompt")
         _check_beside(asked)
         async with self._admission.one_request(caller):
-            ids = await self._ids(model, request, asked)
+            ids = await self._ids(caller.principal, model, request, asked)
         said: dict[str, Any] = {
             "count": len(ids),
             "max_model_len": model.card.context_tokens,
@@ -96,7 +97,7 @@ class TokenizeApi:
             )
         async with self._admission.one_request(caller):
             text = await self._intake.run(
-                len(asked.tokens), lambda: model.encoder.decode(asked.tokens)
+                caller.principal, len(asked.tokens), lambda: model.encoder.decode(asked.tokens)
             )
         return orjson.dumps({"prompt": text})
 
@@ -107,14 +108,18 @@ class TokenizeApi:
         return model
 
     async def _ids(
-        self, model: ServedModel, request: ApiRequest | None, asked: TokenizeBody
+        self,
+        principal: Principal,
+        model: ServedModel,
+        request: ApiRequest | None,
+        asked: TokenizeBody,
     ) -> list[int]:
         if request is not None:
-            (ids,) = await self._intake.token_ids(request, model.encoder)
+            (ids,) = await self._intake.token_ids(principal, request, model.encoder)
             return ids.listed()
         text, add_bos = asked.prompt or "", asked.add_special_tokens is not False
         encoded = await self._intake.run(
-            len(text), lambda: model.encoder.encode_text(text, add_bos=add_bos)
+            principal, len(text), lambda: model.encoder.encode_text(text, add_bos=add_bos)
         )
         return encoded.listed()
 

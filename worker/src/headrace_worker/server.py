@@ -145,7 +145,9 @@ class WorkerServicer(NoKvLeases):
         served = self._require_served()
         request = parse(message, served.rules, next(self._keys), self._clock.now_s())
         if message.HasField("constraint"):
-            request.constraint = await served.constraints.compile(message.constraint)
+            request.constraint = await served.constraints.compile(
+                message.cache_salt, message.constraint
+            )
             self._drain.check_admits()
         if message.HasField("kv_source") and served.transfer is not None:
             await served.transfer.take(message.kv_source.address, message, request)

@@ -78,7 +78,7 @@ PERSON = {
 
 async def test_a_schema_lets_pass_what_obeys_it(compiler):
     """Keys, types, required members; blanks as far as they are bounded; no lone surrogates."""
-    made = await compiler.compile(pb.OutputConstraint(json_schema=json.dumps(PERSON)))
+    made = await compiler.compile(b"t", pb.OutputConstraint(json_schema=json.dumps(PERSON)))
     assert fits(made, '{"name": "é"}')
     assert fits(made, '{\n  "name": "a",\n  "age": 12\n}')
     for bad in (
@@ -110,7 +110,7 @@ async def test_a_schema_lets_pass_what_obeys_it(compiler):
 )
 async def test_every_kind(compiler, constraint, good, bad):
     """Each lets pass what it says and nothing else."""
-    made = await compiler.compile(constraint)
+    made = await compiler.compile(b"t", constraint)
     assert [fits(made, text) for text in (*good, *bad)] == [True] * len(good) + [False] * len(bad)
 
 
@@ -154,7 +154,7 @@ G = '<call>\n{"name": "g", "arguments": {"any": 1}}\n</call>'
 )
 async def test_calls_of_functions(compiler, constraint, good, bad):
     """Free text until a call begins, then its schema; required, bounded, or beside JSON."""
-    made = await compiler.compile(constraint)
+    made = await compiler.compile(b"t", constraint)
     assert [fits(made, text) for text in (*good, *bad)] == [True] * len(good) + [False] * len(bad)
 
 
@@ -187,14 +187,14 @@ async def test_properties_that_nobody_named_are_not_invented(compiler, schema, i
     """An object holds what it names, unless its schema asks for more or is composed."""
     nested = {"type": "array", "items": schema}
     for wanted, form in ((schema, "%s"), (nested, "[%s]")):
-        made = await compiler.compile(pb.OutputConstraint(json_schema=json.dumps(wanted)))
+        made = await compiler.compile(b"t", pb.OutputConstraint(json_schema=json.dumps(wanted)))
         assert fits(made, form % '{"a": 1}')
         assert fits(made, form % '{"a": 1, "b": 2}') is is_open
 
 
 async def test_control_tokens_are_never_text(compiler):
     """Free text of any length may hold no control token, though a model could draw one."""
-    made = await compiler.compile(pb.OutputConstraint(tool_calls=tools()))
+    made = await compiler.compile(b"t", pb.OutputConstraint(tool_calls=tools()))
     mask = made.begin().mask()
     assert not mask[byte_tokenizer.IM_START_ID]
     assert mask[END]
@@ -203,7 +203,9 @@ async def test_control_tokens_are_never_text(compiler):
 
 async def test_choices_do_not_share_their_state(compiler):
     """Each begins afresh."""
-    made = await compiler.compile(pb.OutputConstraint(choice=pb.TextChoice(texts=["ab", "cd"])))
+    made = await compiler.compile(
+        b"t", pb.OutputConstraint(choice=pb.TextChoice(texts=["ab", "cd"]))
+    )
     first, second = made.begin(), made.begin()
     first.accept(ord("a"))
     assert not first.mask()[ord("c")]
@@ -227,7 +229,7 @@ async def test_what_cannot_be_enforced_is_refused_with_a_reason(compiler, counte
     """One line, and the same again from what is kept."""
     for _ in range(2):
         with pytest.raises(InvalidRequest) as caught:
-            await compiler.compile(pb.OutputConstraint(json_schema=json.dumps(value)))
+            await compiler.compile(b"t", pb.OutputConstraint(json_schema=json.dumps(value)))
         assert "\n" not in caught.value.public_message
         assert len(caught.value.public_message) < 300
     assert counted.outcomes == ["refused", "cached"]
@@ -236,7 +238,7 @@ async def test_what_cannot_be_enforced_is_refused_with_a_reason(compiler, counte
 async def test_lenient_passes_over_what_cannot_be_enforced(compiler):
     """The rest of the schema still holds."""
     value = json.dumps({"type": "integer", "not": {"const": 5}})
-    made = await compiler.compile(pb.OutputConstraint(json_schema=value, lenient=True))
+    made = await compiler.compile(b"t", pb.OutputConstraint(json_schema=value, lenient=True))
     assert fits(made, "5")
     assert not fits(made, '"5"')
 
@@ -255,7 +257,7 @@ async def test_lenient_passes_over_what_cannot_be_enforced(compiler):
 async def test_hostile_constraints_cost_a_bounded_time(compiler, constraint):
     """Refused or ready within the bound; a mask then comes or the request fails, nothing hangs."""
     try:
-        made = await compiler.compile(constraint)
+        made = await compiler.compile(b"t", constraint)
         matcher = made.begin()
         for _ in range(20):
             matcher.mask()
@@ -287,7 +289,7 @@ def go_on(matcher, taken):
 @pytest.mark.parametrize(("each_s", "num_tokens"), [(0.3, 0), (0.055, 2), (0.0113, 19)])
 async def test_what_costs_too_much_a_token_ends(compiler, each_s, num_tokens):
     """A choice may compute a quarter of a second, and a hundredth for each token more."""
-    made = await compiler.compile(pb.OutputConstraint(regex="a*"))
+    made = await compiler.compile(b"t", pb.OutputConstraint(regex="a*"))
     taken = []
     with pytest.raises(InvalidRequest, match="too complex") as refused:
         go_on(costly(made, each_s), taken)
@@ -297,7 +299,7 @@ async def test_what_costs_too_much_a_token_ends(compiler, each_s, num_tokens):
 
 async def test_what_costs_little_a_token_goes_on(compiler):
     """Half a hundredth a token never ends it."""
-    made = await compiler.compile(pb.OutputConstraint(regex="a*"))
+    made = await compiler.compile(b"t", pb.OutputConstraint(regex="a*"))
     matcher = costly(made, 0.004)
     for _ in range(300):
         assert matcher.mask()[ord("a")]
@@ -307,8 +309,10 @@ async def test_what_costs_little_a_token_goes_on(compiler):
 async def test_equal_constraints_are_compiled_once(compiler, counted):
     """Those under way are waited for, those that are ready are kept."""
     wanted = pb.OutputConstraint(regex="a+")
-    first, second = await asyncio.gather(compiler.compile(wanted), compiler.compile(wanted))
-    assert first is second is await compiler.compile(wanted)
+    first, second = await asyncio.gather(
+        compiler.compile(b"t", wanted), compiler.compile(b"t", wanted)
+    )
+    assert first is second is await compiler.compile(b"t", wanted)
     assert counted.outcomes == ["ok", "ok", "cached"]
 
 
@@ -316,7 +320,7 @@ async def test_a_constraint_whose_lexer_is_full_is_compiled_anew(compiler, count
     """Its states are shared by all that use it; a kept one that is full would refuse for ever."""
     compiler._limits = LLParserLimits(max_lexer_states=60)
     wanted = pb.OutputConstraint(regex="(.*a.{12})|(.*b.{12})")
-    spent = await compiler.compile(wanted)
+    spent = await compiler.compile(b"t", wanted)
 
     def write(constraint, text):
         matcher = constraint.begin()
@@ -328,9 +332,9 @@ async def test_a_constraint_whose_lexer_is_full_is_compiled_anew(compiler, count
         write(spent, "abcaabbacbbbabab" * 20)
     with pytest.raises(InvalidRequest, match="states"):
         write(spent, "b")
-    fresh = await compiler.compile(wanted)
+    fresh = await compiler.compile(b"t", wanted)
     write(fresh, "b")
-    assert await compiler.compile(wanted) is fresh
+    assert await compiler.compile(b"t", wanted) is fresh
     assert counted.outcomes == ["ok", "ok", "cached"]
 
 
@@ -349,11 +353,11 @@ async def test_what_takes_too_long_is_refused_and_the_loop_goes_on(counted, monk
     )
     wanted = pb.OutputConstraint(regex="a")
     with pytest.raises(InvalidRequest, match="in time"):
-        await made.compile(wanted)
+        await made.compile(b"t", wanted)
     assert counted.outcomes == ["timeout"]
     go.set()
     made._timeout_s = 10
-    assert await made.compile(wanted)
+    assert await made.compile(b"t", wanted)
     assert counted.outcomes[-1] in ("ok", "cached")
     made.close()
 
@@ -368,7 +372,7 @@ async def test_building_the_tokenizer_is_not_the_clients_time(counted):
 
     made = ConstraintCompiler(slow, SystemClock(), counted, timeout_s=5)
     made.prepare()
-    asking = asyncio.ensure_future(made.compile(pb.OutputConstraint(regex="a")))
+    asking = asyncio.ensure_future(made.compile(b"t", pb.OutputConstraint(regex="a")))
     await asyncio.sleep(0.05)
     assert not asking.done()
     go.set()
@@ -379,16 +383,46 @@ async def test_building_the_tokenizer_is_not_the_clients_time(counted):
 
 async def test_too_many_at_once_are_refused(counted, monkeypatch):
     """Before any work is done for them."""
-    monkeypatch.setattr(compiler_module, "_MAX_PENDING", 1)
+    monkeypatch.setattr(compiler_module, "_MAX_WAITING", 1)
     made = ConstraintCompiler(lambda: tokenizer_of(INFO, TABLE), SystemClock(), counted)
     go = threading.Event()
     really = compiler_module._compile
     monkeypatch.setattr(compiler_module, "_compile", lambda *given: go.wait(10) and really(*given))
-    first = asyncio.ensure_future(made.compile(pb.OutputConstraint(regex="a")))
-    await eventually(lambda: bool(made._pending), within_s=5)
+    await made._ready_tokenizer()
+    flood = [
+        asyncio.ensure_future(made.compile(b"flood", pb.OutputConstraint(regex=one)))
+        for one in "abc"
+    ]
+    await asyncio.sleep(0)
     with pytest.raises(QueueFull):
-        await made.compile(pb.OutputConstraint(regex="b"))
+        await made.compile(b"flood", pb.OutputConstraint(regex="d"))
     go.set()
-    assert await first
-    assert counted.outcomes == ["busy", "ok"]
+    assert all(await asyncio.gather(*flood))
+    assert counted.outcomes == ["busy", "ok", "ok", "ok"]
+    made.close()
+
+
+async def test_one_tenants_slow_constraints_hold_up_no_other(counted, monkeypatch):
+    """However many of them wait: another's is compiled beside them."""
+    made = ConstraintCompiler(lambda: tokenizer_of(INFO, TABLE), SystemClock(), counted)
+    go = threading.Event()
+    really = compiler_module._compile
+
+    def slow_for_some(tokenizer, constraint, limits):
+        if constraint.regex.startswith("slow"):
+            go.wait(10)
+        return really(tokenizer, constraint, limits)
+
+    monkeypatch.setattr(compiler_module, "_compile", slow_for_some)
+    flood = [
+        asyncio.ensure_future(made.compile(b"flood", pb.OutputConstraint(regex=f"slow{idx}")))
+        for idx in range(60)
+    ]
+    await eventually(lambda: sum(one.done() for one in flood) > 20, within_s=5)
+    async with asyncio.timeout(5):
+        assert await made.compile(b"other", pb.OutputConstraint(regex="a"))
+    assert not go.is_set()
+    go.set()
+    outcomes = await asyncio.gather(*flood, return_exceptions=True)
+    assert sum(isinstance(it, QueueFull) for it in outcomes) > 20
     made.close()

@@ -37,5 +37,5 @@ class TokenCount:
         request = parse_count(body)
         model = self._names.find(request.model, caller.principal)
         async with self._admission.one_request(caller):
-            (ids,) = await self._intake.token_ids(request, model.encoder)
+            (ids,) = await self._intake.token_ids(caller.principal, request, model.encoder)
         return orjson.dumps({"input_tokens": len(ids)})

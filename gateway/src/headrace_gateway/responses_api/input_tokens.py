@@ -40,5 +40,5 @@ class InputTokenCount:
             earlier = await self._kept.earlier(Owner.of(caller.principal), asked.previous_id)
             request = read(asked, earlier)
             model = self._names.find(request.model, caller.principal)
-            (ids,) = await self._intake.token_ids(request, model.encoder)
+            (ids,) = await self._intake.token_ids(caller.principal, request, model.encoder)
         return orjson.dumps({"object": "response.input_tokens", "input_tokens": len(ids)})

@@ -1,5 +1,8 @@
 """Makes constraints ready: off the event loop, each once, bounded in time, size and number.
 
+Tenants share the threads and the places before them. A worker does not know tenants: the salt of
+their cache tells them apart.
+
 Compiling lets other threads run (llguidance is Rust and drops the interpreter's lock). What takes
 too long is refused at once and finishes behind the scenes, where llguidance's own limits end it;
 who asks again waits for the same compilation. Refusals are kept like results.
@@ -11,13 +14,13 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from headrace_common.clock import Clock
 from headrace_common.errors import InvalidRequest, QueueFull
+from headrace_common.fair_places import FairThreads, NoPlaceError
 from headrace_contracts.worker.v1 import worker_pb2 as pb
 from headrace_worker.constraints.grammar_text import grammar_text
 from headrace_worker.constraints.matcher import GuidedConstraint
@@ -25,10 +28,11 @@ from headrace_worker.constraints.refusals import told
 
 # Most constraints kept ready; each holds some 10 kB to a few MB.
 _MAX_KEPT = 128
-_MAX_PENDING = 32
+_MAX_WAITING = 32
 # Some 25 MB for each that is kept; llguidance's own limit is five times that.
 _MAX_LEXER_STATES = 50_000
-_NUM_THREADS = 2
+# One of them is left to others, whoever floods.
+_NUM_THREADS = 3
 # llguidance's limits end what is hostile within a second or two of computing.
 COMPILE_TIMEOUT_S = 10.0
 
@@ -60,7 +64,7 @@ class ConstraintCompiler:
     ) -> None:
         self._make_tokenizer, self._clock, self._metrics = make_tokenizer, clock, metrics
         self._timeout_s = timeout_s
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, "constraints")
+        self._threads = FairThreads(_NUM_THREADS, "constraints", _MAX_WAITING)
         self._tokenizer: asyncio.Future[LLTokenizer] | None = None
         self._kept: OrderedDict[bytes, GuidedConstraint | InvalidRequest] = OrderedDict()
         self._pending: dict[bytes, asyncio.Future[GuidedConstraint]] = {}
@@ -70,8 +74,12 @@ class ConstraintCompiler:
         """Begin to build the tokenizer, so that the first constraint does not wait for it."""
         self._begun_tokenizer()
 
-    async def compile(self, constraint: pb.OutputConstraint) -> GuidedConstraint:
+    async def compile(self, whose: bytes, constraint: pb.OutputConstraint) -> GuidedConstraint:
         """Return the constraint made ready.
+
+        Args:
+            whose: tells tenants apart.
+            constraint: as it came.
 
         Raises:
             InvalidRequest: it is malformed, asks for what cannot be enforced, or is too complex.
@@ -92,7 +100,7 @@ class ConstraintCompiler:
         try:
             async with asyncio.timeout(self._timeout_s):
                 # Shielded: others may wait for the same one.
-                ready = await asyncio.shield(self._started(key, constraint))
+                ready = await asyncio.shield(self._started(whose, key, constraint))
             outcome = "ok"
             return ready
         except TimeoutError:
@@ -100,32 +108,32 @@ class ConstraintCompiler:
             raise InvalidRequest(
                 "The constraint is too complex to be compiled in time.", param="constraint"
             ) from None
-        except QueueFull:
+        except NoPlaceError:
             outcome = "busy"
-            raise
+            message = "Too many constraints wait to be compiled; who has most is refused first."
+            raise QueueFull(message, retry_after_s=1.0) from None
         finally:
             self._metrics.observe_compile(outcome, self._clock.now_s() - started_s)
 
     def close(self) -> None:
         """Let the threads end; what runs is not waited for."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close(wait=False)
 
     def _started(
-        self, key: bytes, constraint: pb.OutputConstraint
+        self, whose: bytes, key: bytes, constraint: pb.OutputConstraint
     ) -> asyncio.Future[GuidedConstraint]:
         pending = self._pending.get(key)
         if pending is None:
-            if len(self._pending) >= _MAX_PENDING:
-                raise QueueFull("Too many constraints wait to be compiled.", retry_after_s=1.0)
-            pending = asyncio.ensure_future(self._build(constraint))
+            pending = asyncio.ensure_future(self._build(whose, constraint))
             self._pending[key] = pending
             pending.add_done_callback(lambda done: self._ended(key, done))
         return pending
 
-    async def _build(self, constraint: pb.OutputConstraint) -> GuidedConstraint:
+    async def _build(self, whose: bytes, constraint: pb.OutputConstraint) -> GuidedConstraint:
         tokenizer = await self._ready_tokenizer()
-        return await asyncio.get_running_loop().run_in_executor(
-            self._threads, _compile, tokenizer, constraint, self._limits
+        # How long one takes cannot be told from its size.
+        return await self._threads.run(
+            whose, 1.0, lambda: _compile(tokenizer, constraint, self._limits)
         )
 
     async def _ready_tokenizer(self) -> LLTokenizer:
@@ -133,8 +141,9 @@ class ConstraintCompiler:
 
     def _begun_tokenizer(self) -> asyncio.Future[LLTokenizer]:
         if self._tokenizer is None:
-            loop = asyncio.get_running_loop()
-            self._tokenizer = loop.run_in_executor(self._threads, self._make_tokenizer)
+            self._tokenizer = asyncio.ensure_future(
+                self._threads.run("tokenizer", 1.0, self._make_tokenizer)
+            )
         return self._tokenizer
 
     def _ended(self, key: bytes, done: asyncio.Future[GuidedConstraint]) -> None:
