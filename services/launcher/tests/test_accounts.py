@@ -172,7 +172,32 @@ def test_bad_input_is_a_sentence(
     headrace("tenants", "create", "acme")
     key_id = headrace("keys", "create", "--tenant", "acme", "--name", "k", "--json")[1]["key_id"]
     capsys.readouterr()
-    assert headrace(*words.replace("KEY", key_id).split(" "))[0] == 1
+    assert run(words.replace("KEY", key_id).split(" ")) == 1
+    [told] = capsys.readouterr().err.splitlines()
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("words", "is_of_billing"),
+    [
+        ("keys update none --name a", False),
+        ("usage --key none", False),
+        ("tenants update none --prepaid", False),
+        ("prices set m --output 70", False),
+        ("plans put p --file /nowhere", False),
+        ("keys rotate KEY --overlap-s 99999999999999999999", False),
+        ("prices set m --withdrawn --from-prompt-tokens 99999999999999999999999", False),
+        ("keys rotate none", True),
+        ("plans put p --file /dev/null", False),
+        ("invoices issue acme 2020-13", True),
+    ],
+)
+def test_billing_is_named_only_for_what_billing_said(
+    headrace: Headrace, words: str, is_of_billing: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who mistyped an option does not look for the fault at a service."""
+    assert run(words.split(" ")) == 1
+    assert ("billing at" in capsys.readouterr().err) == is_of_billing
 
 
 @pytest.mark.parametrize("text", ["-1", "1e400", "1e99999999", "nan", "0.0000000001", "x", ""])

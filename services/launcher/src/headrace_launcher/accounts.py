@@ -314,7 +314,7 @@ def _outbox_events(folder: str) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "headrace_gateway.outbox_list", folder]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
-        raise NotFound(f"the outbox {folder} cannot be read: {done.stderr.strip()[-300:]}")
+        raise NotFound(f"The outbox {folder} cannot be read: {done.stderr.strip()[-300:]}")
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

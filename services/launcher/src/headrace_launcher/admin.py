@@ -22,6 +22,7 @@ from headrace_launcher.billing_client import BillingClient, open_billing
 from headrace_launcher.exit_codes import EXIT_FAILED, EXIT_NOT_RUNNING, EXIT_OK
 from headrace_launcher.fleet import run_until_done
 from headrace_launcher.guard_client import check_policy_name
+from headrace_launcher.peer import PeerError
 from headrace_launcher.settings import LauncherSettings
 from headrace_launcher.state_dir import StateDir
 from headrace_launcher.text import say
@@ -68,8 +69,8 @@ async def _call(command: Command, address: str, args: Namespace) -> int:
     async with open_billing(address) as client:
         try:
             return await command(client, args)
-        except HeadraceError as error:
-            say(f"billing at {address}: {error.public_message}")
+        except (PeerError, HeadraceError) as error:  # the latter: found here, nobody was asked
+            say(str(error))
             return EXIT_FAILED
         except ValueError as error:
             # A number that no field holds, such as one below zero.
@@ -181,7 +182,7 @@ async def usage(client: BillingClient, args: Namespace) -> int:
         return await _usage_of_tenant(client, args)
     records = [record_json(record) for record in await client.usage(args.key)]
     if not records and args.key not in {key.key_id for key in await client.list_keys()}:
-        raise NotFound(f"there is no key {args.key!r}; see `headrace keys list`")
+        raise NotFound(f"There is no key {args.key!r}; see `headrace keys list`.")
     total = sum(record["amount_nano_usd"] for record in records)
     if args.json:
         body = {"records": records, "total_nano_usd": total, "total_usd": usd_text(total)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
@@ -12,6 +12,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from headrace_common import rpc
 from headrace_contracts.billing.v1 import billing_pb2 as pb
+from headrace_launcher.peer import Req, Res, ask
 
 _ADMIN = pb.DESCRIPTOR.services_by_name["Admin"]
 _LEDGER = pb.DESCRIPTOR.services_by_name["Ledger"]
@@ -28,15 +29,12 @@ _LONG_TIMEOUT_S = 600.0
 _LONG = ("Verify", "Replay", "Reconcile")
 _PAGE_RECORDS = 1000
 
-Req = TypeVar("Req", bound=Message)
-Res = TypeVar("Res", bound=Message)
-
 
 class BillingClient:
-    """Billing's Admin and Ledger services. Every method raises `HeadraceError` as billing does."""
+    """Billing's Admin and Ledger services. Every method raises `PeerError`."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channel = channel
+    def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
+        self._channel, self._peer = channel, f"billing at {address}"
 
     async def create_tenant(self, tenant_id: str) -> pb.Tenant:
         """Create a tenant; an existing one is returned."""
@@ -93,7 +91,7 @@ class BillingClient:
         self, method: rpc.MethodRef[Req, Res], request: Req, timeout_s: float | None = None
     ) -> Res:
         timeout_s = _TIMEOUT_S if timeout_s is None else timeout_s
-        return await rpc.call_unary(self._channel, method, request, timeout_s)
+        return await ask(self._peer, self._channel, method, request, timeout_s)
 
 
 @asynccontextmanager
@@ -101,6 +99,6 @@ async def open_billing(address: str) -> AsyncIterator[BillingClient]:
     """Connect to billing for the length of a block."""
     channel = rpc.open_channel(address)
     try:
-        yield BillingClient(channel)
+        yield BillingClient(channel, address)
     finally:
         await channel.close()

@@ -29,7 +29,7 @@ async def ensure_first_key(billing: BillingClient, path: Path) -> FirstKey:
     """Create tenant and key unless there are keys; return what can be shown.
 
     Raises:
-        HeadraceError: billing refuses or does not answer.
+        PeerError: billing refuses or does not answer.
         OSError: the file cannot be written.
     """
     live = [key for key in await billing.list_keys() if not key.revoked_unix_s]

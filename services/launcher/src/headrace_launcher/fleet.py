@@ -9,7 +9,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace_common.errors import HeadraceError
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.settings import SettingsError
 from headrace_launcher import model_fetch, model_prepare, programs
@@ -21,6 +20,7 @@ from headrace_launcher.fleet_view import ChildView, FleetState, FleetView, Role
 from headrace_launcher.log_file import rotate
 from headrace_launcher.model_catalog import MODELS, ensure_known_model
 from headrace_launcher.model_fetch import ModelError
+from headrace_launcher.peer import PeerError
 from headrace_launcher.plan import MODEL_GATE, ChildSpec, FleetOptions, num_ports, plan_fleet
 from headrace_launcher.ports import free_ports
 from headrace_launcher.preflight import PreflightError, explain_os_error
@@ -201,8 +201,8 @@ class Fleet:
         self._collect()
         try:
             return await first_key_of(self._view, self._state_dir)
-        except HeadraceError as error:
-            raise FleetError(f"billing did not make the first key: {error}") from error
+        except PeerError as error:
+            raise FleetError(f"the first key cannot be had: {error}") from error
         except OSError as error:
             raise FleetError(explain_os_error(error, self._state_dir.first_key)) from error
 
@@ -267,7 +267,7 @@ async def first_key_of(view: FleetView, state_dir: StateDir) -> FirstKey:
     """Make or find the first key of a running fleet.
 
     Raises:
-        HeadraceError: billing refuses or does not answer.
+        PeerError: billing refuses or does not answer.
         OSError: the key's file cannot be read or written.
     """
     billing = view.child("billing")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TypeVar
 
 import grpc
-from google.protobuf.message import Message
 
 from headrace_common import rpc
-from headrace_common.errors import HeadraceError, InvalidRequest
+from headrace_common.errors import InvalidRequest
 from headrace_contracts.guard.v1 import guard_pb2 as pb
+from headrace_launcher.peer import PeerError, Req, Res, ask
 from headrace_launcher.text import say
 
 _ADMIN = pb.DESCRIPTOR.services_by_name["GuardAdmin"]
@@ -29,15 +28,12 @@ _TIMEOUT_S = 15.0
 _VERIFY_TIMEOUT_S = 600.0  # recounts every record
 _CHECK_TIMEOUT_S = 3.0
 
-Req = TypeVar("Req", bound=Message)
-Res = TypeVar("Res", bound=Message)
-
 
 class GuardClient:
-    """The guard's admin service. Every method raises `HeadraceError` as the guard does."""
+    """The guard's admin service. Every method raises `PeerError`."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channel = channel
+    def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
+        self._channel, self._peer = channel, f"guard at {address}"
 
     async def policies(self, timeout_s: float = _TIMEOUT_S) -> list[pb.PolicyInfo]:
         """List the policies in force."""
@@ -74,7 +70,7 @@ class GuardClient:
     async def _call(
         self, method: rpc.MethodRef[Req, Res], request: Req, timeout_s: float = _TIMEOUT_S
     ) -> Res:
-        return await rpc.call_unary(self._channel, method, request, timeout_s)
+        return await ask(self._peer, self._channel, method, request, timeout_s)
 
 
 @asynccontextmanager
@@ -82,7 +78,7 @@ async def open_guard(address: str) -> AsyncIterator[GuardClient]:
     """Connect to the guard for the length of a block."""
     channel = rpc.open_channel(address)
     try:
-        yield GuardClient(channel)
+        yield GuardClient(channel, address)
     finally:
         await channel.close()
 
@@ -102,8 +98,8 @@ async def check_policy_name(address: str, name: str) -> None:
     try:
         async with open_guard(address) as guard:
             known = sorted(info.name for info in await guard.policies(_CHECK_TIMEOUT_S))
-    except HeadraceError as error:
-        say(f"guard at {address}: {error.public_message} The policy's name was not checked.")
+    except PeerError as error:
+        say(f"{error} The policy's name was not checked.")
         return
     if name not in known:
-        raise InvalidRequest(f"the guard has no policy {name!r}; it has {', '.join(known)}")
+        raise InvalidRequest(f"The guard has no policy {name!r}; it has {', '.join(known)}.")

@@ -7,13 +7,13 @@ from argparse import Namespace
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 
-from headrace_common.errors import HeadraceError
 from headrace_common.proto_json import to_json
 from headrace_contracts.guard.v1 import guard_pb2 as pb
 from headrace_launcher.admin import running_address
 from headrace_launcher.exit_codes import EXIT_FAILED, EXIT_NOT_RUNNING, EXIT_OK
 from headrace_launcher.fleet import run_until_done
 from headrace_launcher.guard_client import GuardClient, open_guard
+from headrace_launcher.peer import PeerError
 from headrace_launcher.settings import LauncherSettings
 from headrace_launcher.state_dir import StateDir
 from headrace_launcher.text import say
@@ -42,8 +42,8 @@ async def _call(command: Command, address: str, args: Namespace) -> int:
     async with open_guard(address) as client:
         try:
             return await command(client, args)
-        except HeadraceError as error:
-            say(f"guard at {address}: {error.public_message}")
+        except PeerError as error:
+            say(str(error))
             return EXIT_FAILED
 
 

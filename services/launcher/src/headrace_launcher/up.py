@@ -11,7 +11,6 @@ from argparse import Namespace
 
 import psutil
 
-from headrace_common.errors import HeadraceError
 from headrace_common.lifecycle import Lifecycle, cancel_and_wait
 from headrace_launcher.display import make_display
 from headrace_launcher.exit_codes import EXIT_FAILED, EXIT_OK
@@ -19,6 +18,7 @@ from headrace_launcher.first_key import FirstKey
 from headrace_launcher.fleet import Fleet, FleetError, first_key_of, run_until_done
 from headrace_launcher.fleet_view import FleetState, FleetView
 from headrace_launcher.log_file import last_lines, rotate
+from headrace_launcher.peer import PeerError
 from headrace_launcher.preflight import (
     Endpoint,
     PreflightError,
@@ -143,7 +143,7 @@ class _Detached:
             return EXIT_FAILED
         try:
             key = asyncio.run(first_key_of(view, self._state_dir))
-        except (HeadraceError, OSError) as error:
+        except (PeerError, OSError) as error:
             say(f"the fleet runs, but its first key cannot be shown: {error}")
             return EXIT_OK
         print(welcome(view, key, program(), detached=True), flush=True)
