@@ -50,7 +50,13 @@ async def test_wrong_questions_are_refused(fleet: GatewayFleet) -> None:
     """No key, a wrong group, times the wrong way round."""
     assert (await ask(fleet, "sk-hr-wrong"))[0] == 401
     assert (await ask(fleet, fleet.api_key, group_by="colour"))[0] == 400
-    assert (await ask(fleet, fleet.api_key, start_time=START, end_time=5))[0] == 400
+    noon, midnight = 86_400 * 20_000 + 43_200, 86_400 * 20_000
+    turned = ((START, 5), (noon + 60, noon), (noon, noon), (midnight, midnight), (0, 0))
+    for start, end in turned:
+        status, refused = await ask(fleet, fleet.api_key, start_time=start, end_time=end)
+        assert (status, refused["error"]["param"]) == (400, "start_time"), (start, end)
+    assert (await ask(fleet, fleet.api_key, start_time=noon, end_time=noon + 60))[0] == 200
+    assert (await ask(fleet, fleet.api_key, end_time=0))[0] == 400
     assert (await ask(fleet, fleet.api_key, start_time=0))[0] == 400
     assert (await ask(fleet, fleet.api_key, limit=0))[0] == 400
     status, nothing = await ask(fleet, fleet.api_key)

@@ -514,6 +514,9 @@ async def test_usage_is_summed_by_what_is_asked_for(billing: Billing) -> None:
         request = pb.SumUsageRequest(tenant_id="acme", **fields)  # type: ignore[arg-type]
         return await billing.client.unary(SUM_USAGE, request, timeout_s=5)
 
+    for bounds in ({"from_unix_s": 9, "to_unix_s": 8}, {"from_unix_s": 9, "to_unix_s": 9}):
+        with pytest.raises(InvalidRequest, match="before to_unix_s"):
+            await ask(**bounds)
     (total,) = (await ask()).sums
     assert (total.num_requests, total.prompt_tokens, total.cached_tokens) == (3, 300, 120)
     assert (total.output_tokens, total.output_nano_usd) == (90, 5400)

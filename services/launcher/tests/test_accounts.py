@@ -89,6 +89,16 @@ def test_tenants_projects_plans_and_limits(headrace: Headrace, tmp_path: Path) -
     assert headrace("tenants", "update", "acme", "--plan", "nope")[0] == 1
 
 
+def test_the_whole_audit_is_shown(headrace: Headrace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest changes, too: a page holds the oldest."""
+    for number in range(3):
+        headrace("tenants", "create", f"page-{number}")
+    whole = headrace("audit", "--json")[1]["records"]
+    monkeypatch.setattr("headrace_launcher.accounts._PAGE_RECORDS", 2)
+    assert len(whole) >= 3
+    assert headrace("audit", "--json")[1]["records"] == whole
+
+
 def test_keys_are_changed_and_rotated(headrace: Headrace) -> None:
     """Only what is named changes; unknown scopes are refused."""
     words = (
@@ -189,6 +199,11 @@ def test_bad_input_is_a_sentence(
         ("prices set m --withdrawn --from-prompt-tokens 99999999999999999999999", False),
         ("keys rotate none", True),
         ("plans put p --file /dev/null", False),
+        ("usage --tenant acme --from 2026-10-18 --to 2026-10-17", False),
+        ("usage --tenant acme --from 2026-10-17 --to 2026-10-17", False),
+        ("usage --key KEY --from 2026-10-17", False),
+        ("usage --key KEY --csv", False),
+        ("usage --key KEY --by day", False),
         ("invoices issue acme 2020-13", True),
     ],
 )

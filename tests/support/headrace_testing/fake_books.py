@@ -20,6 +20,8 @@ def sum_usage(bookings: Iterable[Booking], request: pb.SumUsageRequest) -> pb.Su
         raise InvalidRequest("Name a tenant_id.", param="tenant_id")
     if set(request.group_by) - set(_GROUPS):
         raise InvalidRequest("group_by is wrong.", param="group_by")
+    if 0 < request.to_unix_s <= request.from_unix_s:
+        raise InvalidRequest("from_unix_s must lie before to_unix_s.", param="from_unix_s")
     found: dict[tuple[int, str, str, str, int], pb.UsageSum] = {}
     for booking in bookings:
         event, day = booking.event, admitted_unix_s(booking.event) // _DAY_S * _DAY_S

@@ -49,7 +49,8 @@ def usage_router(auth: KeyAuth, source: UsageSource, clock: Clock) -> APIRouter:
     ) -> Json:
         """Sum tokens and money by day (UTC) and by *group_by*.
 
-        Times are Unix seconds and are widened to whole days; without them the last 31 days.
+        Times are Unix seconds, from *start_time* to before *end_time*, and are widened to whole
+        days; without them the last 31 days.
         Amounts are whole nano-USD: 1,000,000,000 is one USD.
         """
         principal = await auth.authenticate(request.headers.raw)
@@ -85,13 +86,14 @@ def _bounds(start: int | None, end: int | None, now: int) -> tuple[int, int]:
     last = now if end is None else end
     # The first second of the day after, unless that is what was named.
     until = -(-last // _DAY_S) * _DAY_S
-    first = until - _DEFAULT_DAYS * _DAY_S if start is None else start // _DAY_S * _DAY_S
-    if not 0 <= until - first <= _MAX_DAYS * _DAY_S:
+    first = max(0, until - _DEFAULT_DAYS * _DAY_S) if start is None else start // _DAY_S * _DAY_S
+    is_turned = start is not None and end is not None and start >= end
+    if is_turned or not 0 < until - first <= _MAX_DAYS * _DAY_S:
         raise InvalidRequest(
-            f"start_time must not lie after end_time, nor more than {_MAX_DAYS} days before it.",
+            f"start_time must lie before end_time, and not more than {_MAX_DAYS} days before it.",
             param="start_time",
         )
-    return max(0, first), until
+    return first, until
 
 
 def _row(it: UsageSum, groups: list[str]) -> Json:

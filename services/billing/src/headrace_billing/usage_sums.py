@@ -26,7 +26,7 @@ def sum_usage(connection: Connection, request: pb.SumUsageRequest) -> pb.SumUsag
     """Sum usage by what is asked for.
 
     Raises:
-        InvalidRequest: no tenant, or grouped by something unknown.
+        InvalidRequest: no tenant, grouped by something unknown, or no time between the bounds.
     """
     if not request.tenant_id:
         raise InvalidRequest("Name a tenant_id.", param="tenant_id")
@@ -34,6 +34,8 @@ def sum_usage(connection: Connection, request: pb.SumUsageRequest) -> pb.SumUsag
         raise InvalidRequest(
             f"group_by knows {', '.join(_GROUPS)}, not {', '.join(unknown)}.", param="group_by"
         )
+    if 0 < request.to_unix_s <= request.from_unix_s:
+        raise InvalidRequest("from_unix_s must lie before to_unix_s.", param="from_unix_s")
     groups = [_days.c[column] for name, column in _GROUPS.items() if name in request.group_by]
     limit = min(request.limit or DEFAULT_SUMS, MAX_SUMS)
     query = (

@@ -30,6 +30,7 @@ _LEVELS = {
     "tenant": ratelimit_pb2.LEVEL_TENANT,
     "model": ratelimit_pb2.LEVEL_MODEL,
 }
+_PAGE_RECORDS = 1000
 # Changed by `keys update`, by name of the option; limits come on top.
 _KEY_FIELDS = (
     "name",
@@ -255,7 +256,18 @@ async def rotate_key(client: BillingClient, args: Namespace) -> int:
 @with_billing
 async def list_audit(client: BillingClient, args: Namespace) -> int:
     """``headrace audit``."""
-    answer = await client.call("Accounts", "ListAudit", subject=args.subject or "")
+    answer, has_more = pb.ListAuditResponse(), True
+    while has_more:
+        after = answer.records[-1].audit_id if answer.records else 0
+        page = await client.call(
+            "Accounts",
+            "ListAudit",
+            subject=args.subject or "",
+            after_audit_id=after,
+            limit=_PAGE_RECORDS,
+        )
+        answer.records.extend(page.records)
+        has_more = len(page.records) == _PAGE_RECORDS
     if args.json:
         return show(args, answer)
     columns = ("audit_id", "at", "actor", "action", "subject", "detail")

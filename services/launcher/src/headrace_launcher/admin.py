@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headrace_common.clock import SystemClock
-from headrace_common.errors import HeadraceError, NotFound
+from headrace_common.errors import HeadraceError, InvalidRequest, NotFound
 from headrace_common.money import usd_text
 from headrace_common.proto_json import to_json
 from headrace_contracts.billing.v1 import billing_pb2 as pb
@@ -178,6 +178,7 @@ async def revoke_key(client: BillingClient, args: Namespace) -> int:
 @with_billing
 async def usage(client: BillingClient, args: Namespace) -> int:
     """``headrace usage``."""
+    _check_usage_options(args)
     if args.tenant:
         return await _usage_of_tenant(client, args)
     records = [record_json(record) for record in await client.usage(args.key)]
@@ -198,6 +199,14 @@ async def usage(client: BillingClient, args: Namespace) -> int:
     return EXIT_OK
 
 
+def _check_usage_options(args: Namespace) -> None:
+    if 0 < args.to_unix_s <= args.from_unix_s:
+        raise InvalidRequest("--from must lie before --to, whose day is left out.")
+    summing = {"by": args.by, "from": args.from_unix_s, "to": args.to_unix_s, "csv": args.csv}
+    if args.key and (given := [f"--{name}" for name, value in summing.items() if value]):
+        raise InvalidRequest(f"{', '.join(given)}: only with --tenant; --key shows all requests.")
+
+
 async def _usage_of_tenant(client: BillingClient, args: Namespace) -> int:
     sums: list[pb.UsageSum] = []
     has_more = True
@@ -208,7 +217,7 @@ async def _usage_of_tenant(client: BillingClient, args: Namespace) -> int:
             tenant_id=args.tenant,
             from_unix_s=args.from_unix_s,
             to_unix_s=args.to_unix_s,
-            group_by=args.by,
+            group_by=["day", "model"] if args.by is None else args.by,
             offset=len(sums),
         )
         sums += page.sums

@@ -157,10 +157,12 @@ def _add_usage(commands: _Commands) -> None:
     whose.add_argument("--key", metavar="KEY_ID", help="request by request")
     whose.add_argument("--tenant", metavar="TENANT", help="summed")
     usage.add_argument(
-        "--by", type=words, default=["day", "model"], metavar="G,...",
-        help="sum by day, project, key, model, tier (default day,model)",
+        "--by", type=words, metavar="G,...",
+        help="with --tenant: sum by day, project, key, model, tier (default day,model)",
     )  # fmt: skip
     usage.add_argument("--from", dest="from_unix_s", type=moment, default=0, metavar="DATE")
-    usage.add_argument("--to", dest="to_unix_s", type=moment, default=0, metavar="DATE")
-    usage.add_argument("--csv", action="store_true", help="for spreadsheets")
+    usage.add_argument(
+        "--to", dest="to_unix_s", type=moment, default=0, metavar="DATE", help="until before this"
+    )
+    usage.add_argument("--csv", action="store_true", help="with --tenant: for spreadsheets")
     usage.add_argument("--json", action="store_true", help="for scripts")
