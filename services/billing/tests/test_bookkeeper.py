@@ -170,7 +170,9 @@ async def test_a_real_close_after_a_swept_one_is_made_up_for_once(
     assert listed.total_nano_usd == AMOUNT_NANO_USD
     (record,) = listed.records
     assert (record.event.usage, record.amount_nano_usd) == (USAGE, AMOUNT_NANO_USD)
-    again = await replay(Desk(books.database, ChangeFeed(books.database), SystemClock()))
+    again = await replay(
+        Desk(books.database, ChangeFeed(books.database), SystemClock(), kept_days=1)
+    )
     assert again.ok, again.problems
 
 
@@ -202,7 +204,9 @@ async def test_a_late_close_of_another_model_is_owed_at_its_price(
     assert not any(sums[MODEL])
     assert (sums["dear"][0], sums["dear"][1], sums["dear"][4]) == (1, 10, 2)
     assert (await books.read(verify)).ok
-    again = await replay(Desk(books.database, ChangeFeed(books.database), SystemClock()))
+    again = await replay(
+        Desk(books.database, ChangeFeed(books.database), SystemClock(), kept_days=1)
+    )
     assert again.ok, again.problems
 
 
@@ -212,7 +216,7 @@ async def test_a_replay_sees_the_books_at_one_moment(
     """What is booked while it runs is no difference."""
     monkeypatch.setattr("headrace_billing.replay._PIECE_ROWS", 4)
     await books.book(*(closed(f"req_{number:02d}") for number in range(40)))
-    desk = Desk(books.database, ChangeFeed(books.database), SystemClock())
+    desk = Desk(books.database, ChangeFeed(books.database), SystemClock(), kept_days=1)
     replaying = asyncio.create_task(replay(desk))
     number = 40
     while not replaying.done():

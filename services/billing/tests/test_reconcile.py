@@ -53,7 +53,7 @@ async def test_prompts_of_one_request_are_looked_up_together(
     database: Database, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     """Their counts are summed, however many are read at once; work nobody booked is found."""
-    desk = Desk(database, ChangeFeed(database), SystemClock())
+    desk = Desk(database, ChangeFeed(database), SystemClock(), kept_days=1)
     monkeypatch.setattr(module, "_PIECE_REQUESTS", piece)
     few = TokenUsage(prompt_tokens=10, output_tokens=5)
     both = TokenUsage(prompt_tokens=20, output_tokens=10)
@@ -80,7 +80,8 @@ class AbsentLog:
 async def test_what_was_found_is_a_metric(database: Database) -> None:
     """An alert needs it; of a log that could not be read the last finding stands."""
     registry, clock = CollectorRegistry(), FakeClock()
-    desk, metrics = Desk(database, ChangeFeed(database), clock), BillingMetrics(registry)
+    desk = Desk(database, ChangeFeed(database), clock, kept_days=1)
+    metrics = BillingMetrics(registry)
 
     async def found(log: LogReader) -> list[float | None]:
         books = BooksService(desk, log, metrics, clock)

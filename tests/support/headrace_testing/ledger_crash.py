@@ -352,7 +352,7 @@ class CrashFleet:
         found = await database.read(verify)
         if not found.ok or found.postings_sum_nano_usd:
             report.problems += list(found.problems)
-        again = await replay(Desk(database, ChangeFeed(database), SystemClock()))
+        again = await replay(Desk(database, ChangeFeed(database), SystemClock(), kept_days=1))
         report.problems += list(again.problems)
 
 

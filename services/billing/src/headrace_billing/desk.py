@@ -52,9 +52,7 @@ class Desk:
         kept_days: how long a write that names an idempotency key is known.
     """
 
-    def __init__(
-        self, database: Database, feed: ChangeFeed, clock: Clock, kept_days: int = 90
-    ) -> None:
+    def __init__(self, database: Database, feed: ChangeFeed, clock: Clock, kept_days: int) -> None:
         self._kept_s = kept_days * SECONDS_PER_DAY
         self._database = database
         self._feed = feed
