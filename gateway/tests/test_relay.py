@@ -130,6 +130,20 @@ async def test_a_broker_that_is_down_blocks_nobody_and_gets_all_when_it_is_back(
         assert it.metric("oldest_age_seconds") == 0
 
 
+async def test_a_position_that_cannot_be_saved_is_no_failure_of_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged, and the backlog is measured on."""
+    monkeypatch.setattr("headrace_gateway.relay._SAVE_EVERY_S", 0.02)
+    broker = Broker()
+    async with rig(tmp_path, broker) as it:
+        (tmp_path / "position").mkdir()
+        await write(it.outbox, 1)
+        await eventually(lambda: "usage position failed" in caplog.text)
+        assert it.metric("relay_failures_total") == 0
+        assert broker.received == ["req_1"]
+
+
 async def test_events_that_the_broker_forgot_are_produced_again(tmp_path: Path) -> None:
     """An acknowledgement is not a booking: only the ledger's word deletes."""
     broker = Broker(forgets=True)

@@ -53,6 +53,7 @@ _CONFIRM_EVENTS = 100
 GATHER_S = 0.1
 # The position is saved so often: what was produced since is produced again after a crash.
 _SAVE_EVERY_S = 1.0
+_MEASURE_EVERY_S = 1.0
 _PARTITIONER = DefaultPartitioner()
 _STEP_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 2.0
@@ -232,16 +233,15 @@ class Relay:
         self._position, self._acked_seq = await asyncio.to_thread(self._load)
         self._saved_seq = self._acked_seq
         self._started_s = self._clock.now_s()
-        for name, body in (
-            ("usage relay", self._produce_forever),
-            ("usage confirmation", self._confirm_forever),
-            ("usage backlog", self._note_forever),
+        # A position that cannot be saved says nothing of broker and billing.
+        count = self._metrics.relay_failures.inc
+        for name, body, on_failure in (
+            ("usage relay", self._produce_forever, count),
+            ("usage confirmation", self._confirm_forever, count),
+            ("usage backlog", self._measure_forever, None),
+            ("usage position", self._save_forever, None),
         ):
-            self._tasks.append(
-                asyncio.create_task(
-                    supervise(name, body, on_failure=self._metrics.relay_failures.inc)
-                )
-            )
+            self._tasks.append(asyncio.create_task(supervise(name, body, on_failure=on_failure)))
 
     async def close(self, drain_s: float = 1.0) -> None:
         """Stop; what the broker did not take within *drain_s* waits on disk for the next start."""
@@ -312,7 +312,7 @@ class Relay:
         acked_at_s = self._acked_at_s.get(segment, self._started_s)
         return self._clock.now_s() - acked_at_s >= self._grace_s
 
-    async def _note_forever(self) -> None:
+    async def _measure_forever(self) -> None:
         while True:
             self._metrics.pending_events.set(self.num_pending)
             self._metrics.pending_bytes.set(self._outbox.size_bytes)
@@ -320,8 +320,12 @@ class Relay:
             oldest_us = self._oldest_unacked_unix_us if self.num_pending else 0
             age_s = self._clock.unix_s() - oldest_us / 1e6 if oldest_us else 0.0
             self._metrics.oldest_age_s.set(max(0.0, age_s))
-            await self._save_position()
+            await asyncio.sleep(_MEASURE_EVERY_S)
+
+    async def _save_forever(self) -> None:
+        while True:
             await asyncio.sleep(_SAVE_EVERY_S)
+            await self._save_position()
 
     async def _save_position(self) -> None:
         if self._saved_seq != self._acked_seq:
