@@ -455,7 +455,7 @@ class Answer:
 def total_usage(jobs: Sequence[Job]) -> TokenUsage:
     """Sum the counts of a request's jobs; read only: a single job's are its own."""
     if len(jobs) == 1:
-        return jobs[0].usage
+        return jobs[0].read_usage()
     total = TokenUsage()
     for job in jobs:
         for name in (
@@ -467,5 +467,5 @@ def total_usage(jobs: Sequence[Job]) -> TokenUsage:
             "output_tokens",
             "reasoning_tokens",
         ):
-            setattr(total, name, getattr(total, name) + getattr(job.usage, name))
+            setattr(total, name, getattr(total, name) + getattr(job.read_usage(), name))
     return total

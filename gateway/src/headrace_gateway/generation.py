@@ -107,9 +107,8 @@ class Job:
         """Whether its engine tells no ids."""
         return self.generate.HasField("text")
 
-    @property
-    def usage(self) -> TokenUsage:
-        """Counts so far."""
+    def read_usage(self) -> TokenUsage:
+        """Return the counts so far; the newest event's are read now."""
         if self.counted is not None:
             usage, self.counted = self.counted.usage, None
             if usage.prompt_tokens:
@@ -445,7 +444,7 @@ class _Reading:
             self._is_first = False
             ttft_s = self._clock.now_s() - self._started_s
             num_tokens = job.num_output - self._num_before
-            self._attempt.first_token(cached_tokens(job.usage), ttft_s, num_tokens)
+            self._attempt.first_token(cached_tokens(job.read_usage()), ttft_s, num_tokens)
         self._outlet.take(job, living)
 
     def take_ready(self) -> bool:
@@ -495,7 +494,7 @@ def _note_rest(job: Job, event: pb.GenerateEvent) -> None:
 
 def _take_text(job: Job, event: pb.GenerateEvent, deltas: Sequence[pb.ChoiceDelta]) -> bool:
     """Note an event of an engine that tells no ids; its counts stand as told."""
-    job.is_estimate, job.num_output = event.usage_is_estimate, job.usage.output_tokens
+    job.is_estimate, job.num_output = event.usage_is_estimate, job.read_usage().output_tokens
     began = not job.has_text and any(delta.text for delta in deltas)
     job.has_text = job.has_text or began
     return began

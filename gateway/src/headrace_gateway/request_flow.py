@@ -408,7 +408,7 @@ class RequestFlow:
         elapsed_ms = (self.clock.now_s() - visit.started_s) * 1000
         visit.exchange.headers += [
             (b"openai-processing-ms", b"%d" % elapsed_ms),
-            (b"x-headrace-cached-tokens", b"%d" % cached_tokens(job.usage)),
+            (b"x-headrace-cached-tokens", b"%d" % cached_tokens(job.read_usage())),
         ]
         if visit.choice is not None and visit.choice.kind != "direct":
             visit.exchange.headers += visit.choice.headers()
@@ -438,7 +438,7 @@ class RequestFlow:
             usage,
             ending,
             [ref for job in visit.jobs for ref in job.replicas],
-            estimated=any(it.is_estimate or not it.usage.prompt_tokens for it in visit.jobs),
+            estimated=any(it.is_estimate or not it.read_usage().prompt_tokens for it in visit.jobs),
         )
         now_s = self.clock.now_s()
         event.duration_s = now_s - visit.started_s
