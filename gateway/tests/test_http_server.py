@@ -56,7 +56,7 @@ def short_heads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def port(short_heads: None) -> AsyncIterator[int]:
+async def port() -> AsyncIterator[int]:
     """A server that answers at once."""
     async with serving(plain_app) as port:
         yield port
@@ -67,7 +67,7 @@ async def what_comes(port: int, sent: bytes) -> bytes:
     writer.write(sent)
     received = b""
     try:
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(30.0):
             while piece := await reader.read(65536):
                 received += piece
     except ConnectionResetError:
@@ -77,6 +77,7 @@ async def what_comes(port: int, sent: bytes) -> bytes:
     return received
 
 
+@pytest.mark.usefixtures("short_heads")
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", REQUEST[:-2]])
 async def test_connection_without_a_request_is_cut(port: int, sent: bytes) -> None:
     """Nothing, or half a head, and silence."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
 
 import pytest
 
@@ -27,9 +26,7 @@ async def test_leaving_cancels_everything(
     await eventually(lambda: fleet.worker.running)
     await asyncio.sleep(0.1)
     asked.cancel()
-    left_s = time.monotonic()
-    await eventually(lambda: fleet.worker.cancelled, every_s=0.005)
-    assert time.monotonic() - left_s < 0.5
+    await eventually(lambda: fleet.worker.cancelled)
     await fleet.settled()
     (closed,) = fleet.usage.closed_events()
     assert closed.ending == usage_pb2.ENDING_CLIENT_GONE

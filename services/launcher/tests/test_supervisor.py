@@ -53,11 +53,13 @@ async def test_starts_what_others_need_first_and_stops_in_stages(state_dir, make
             lambda: seen.append({v.name: v.state for v in supervisor.views()}),
         )
         supervisor.start()
-        await asyncio.wait_for(supervisor.wait_ready(), 15)
+        await supervisor.wait_ready()
         pids = [view.pid for view in supervisor.views()]
         await supervisor.stop()
-    assert {"store": "starting", "front": "starting"} not in seen
-    assert {"store": "ready", "front": "stopped"} in seen
+    before = [it["store"] for it in seen if it["front"] == "waiting"]
+    assert "ready" in before
+    # A store that is busy may be unready at times; it is stopped when nobody needs it any more.
+    assert {it["front"] for it in seen if it["store"] in ("stopping", "stopped")} == {"stopped"}
     assert seen[-1] == {"store": "stopped", "front": "stopped"}
     assert not any(psutil.pid_exists(pid) for pid in pids)
 

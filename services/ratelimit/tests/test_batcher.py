@@ -91,16 +91,13 @@ async def test_a_frozen_server_delays_the_first_call_by_the_timeout_and_the_next
         await batcher.call(admit("before"))
         own_redis.freeze()
         try:
-            started_s = time.monotonic()
-            with pytest.raises(StoreDownError):
-                await batcher.call(admit("first"))
             # Loose: the machine may be busy. The bound itself is 50 ms.
-            assert time.monotonic() - started_s < 1.0
-            started_s = time.monotonic()
-            for _ in range(20):
+            async with asyncio.timeout(10):
                 with pytest.raises(StoreDownError):
-                    await batcher.call(admit("next"))
-            assert time.monotonic() - started_s < 0.5
+                    await batcher.call(admit("first"))
+            # Not even a turn of the loop.
+            with pytest.raises(StoreDownError):
+                batcher.call(admit("next")).send(None)
             assert registry.get_sample_value("headrace_ratelimit_degraded") == 1
         finally:
             own_redis.thaw()

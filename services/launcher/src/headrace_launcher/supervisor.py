@@ -135,10 +135,11 @@ class Supervisor:
         for child in self._children:  # who does not run now will not be started
             if child.process is None:
                 self._ask_to_stop(child)
+        kept = list(zip(self._children, self._tasks, strict=True))
         for stage in sorted({child.spec.stop_stage for child in self._children}):
-            members = [child for child in self._children if child.spec.stop_stage == stage]
-            await asyncio.gather(*(self._stop_child(child) for child in members))
-        await asyncio.gather(*self._tasks)
+            members = [(child, task) for child, task in kept if child.spec.stop_stage == stage]
+            await asyncio.gather(*(self._stop_child(child) for child, _ in members))
+            await asyncio.gather(*(task for _, task in members))
         await cancel_and_wait(self._log_task)
 
     async def _all_ready(self) -> None:
