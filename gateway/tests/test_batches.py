@@ -22,6 +22,7 @@ from headrace_gateway.batch_api.line_call import LineCaller, LineOutcome
 from headrace_gateway.batch_api.stored_batches import Batch, StoredBatches
 from headrace_gateway.batch_api.stored_files import FileLimits, StoredFiles
 from headrace_gateway.pricing import cached_tokens
+from headrace_gateway.principal import Principal
 from headrace_gateway.prompt import PromptEncoder
 from headrace_gateway.state import schema
 from headrace_gateway.state.store import Owner, StateStore
@@ -558,7 +559,7 @@ async def test_batches_that_fail_let_others_pass(tmp_path: Path, clock: FakeCloc
     async def claimed(num: int) -> list[str]:
         found: list[Batch] = []
         for _ in range(num):
-            batch = await stored.claim("w", [it.batch_id for it in found])
+            batch = await stored.claim("w", {it.batch_id: "t" for it in found})
             assert batch is not None
             found.append(batch)
         clock.advance(1.0)
@@ -572,3 +573,43 @@ async def test_batches_that_fail_let_others_pass(tmp_path: Path, clock: FakeCloc
     assert await claimed(2) == ["b3", "b1"]
     assert await claimed(1) == ["b2"]
     await state.close()
+
+
+async def test_tenants_have_turns_of_batches(tmp_path: Path, clock: FakeClock) -> None:
+    """Whoever has none under way comes first, however many of another's wait for longer."""
+    state = StateStore(f"sqlite:///{tmp_path / 's.sqlite3'}", clock)
+    stored = StoredBatches(state, ttl_s=60)
+    for tenant_id, batch_id in (("a", "b1"), ("a", "b2"), ("a", "b3"), ("b", "b4")):
+        await stored.add(
+            Owner(tenant_id, "p"), b"", {"id": batch_id}, deadline_s=state.now_s() + 3600
+        )
+    busy: dict[str, str] = {}
+    for expected in ("b1", "b4", "b2"):
+        batch = await stored.claim("w", busy)
+        assert batch is not None
+        assert batch.batch_id == expected
+        busy[batch.batch_id] = batch.owner.tenant_id
+    assert await stored.claim("w", busy, of_others=True) is None
+    await state.close()
+
+
+async def test_one_tenants_batches_hold_up_no_other(
+    fleet: GatewayFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by their number, and not by lines that wait to be tried again."""
+    other, _ = fleet.new_key(tenant_id="rival")
+    really, refused = LineCaller.call, []
+
+    async def call(self: LineCaller, principal: Principal, *rest: Any) -> LineOutcome:
+        if principal.tenant_id == "rival":
+            return await really(self, principal, *rest)
+        refused.append(rest)
+        return LineOutcome(429, b"{}", 30.0)
+
+    monkeypatch.setattr(LineCaller, "call", call)
+    async with fleet.openai() as client, fleet.openai(other) as rival:
+        flood = [await start(client, *(line(f"{idx}") for idx in range(9))) for _ in range(6)]
+        await eventually(lambda: refused, within_s=10)
+        await ended(rival, await start(rival, line("a"), line("b")))
+        for batch_id in flood:
+            await client.batches.cancel(batch_id)

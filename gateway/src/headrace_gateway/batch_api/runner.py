@@ -4,8 +4,10 @@ Every process of a gateway runs one; a lease in the state says whose a batch is.
 leaves its batches to the others: lines with a result keep it, lines without one run again under the
 request id they had, so that each has one result and one bill (`line_log`).
 
-Lines go with the lowest priority and few at a time; while requests queue at any replica of the
-model no further line is begun.
+Lines go with the lowest priority and few at a time, by turns of tenants; one that must wait for
+another try leaves its place to others. While requests queue at any replica no further one is begun.
+
+Long because the life of a batch is one sequence, from its lease to its files.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from headrace_common.errors import HeadraceError, NotFound, Unavailable, UnknownKey
+from headrace_common.fair_places import FairPlaces
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_gateway.auth import KeyAuth
 from headrace_gateway.batch_api.input_lines import (
@@ -35,12 +38,14 @@ from headrace_gateway.batch_api.line_call import LineCaller, LineOutcome
 from headrace_gateway.batch_api.lines_usage import LinesUsage
 from headrace_gateway.batch_api.stored_batches import LEASE_S, Batch, PendingLine, StoredBatches
 from headrace_gateway.batch_api.stored_files import RESULTS, StoredFiles
+from headrace_gateway.principal import Principal
 from headrace_gateway.state.store import once_there
 
 _log = logging.getLogger(__name__)
 
-# Batches that one process works on side by side; they share its places for lines.
-_MAX_BATCHES = 4
+# Batches that one process works on side by side; they share its places for lines. Beyond the first
+# bound only those of tenants of whom it works on none.
+_MAX_BATCHES, _MAX_TENANTS = 4, 32
 _IDLE_POLL_S = 2.0
 _GAP_POLL_S = 0.1
 # While billing cannot say whose the key is.
@@ -80,8 +85,10 @@ class BatchRunner:
 
     def __init__(self, parts: RunnerParts, worker_id: str) -> None:
         self._parts, self._worker_id = parts, worker_id
-        self._places = asyncio.Semaphore(max(1, parts.concurrency))
+        self._places = FairPlaces(max(1, parts.concurrency))
         self._running: dict[str, asyncio.Task[None]] = {}
+        # The same batches, each with its tenant.
+        self._tenants: dict[str, str] = {}
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
@@ -96,7 +103,7 @@ class BatchRunner:
             while True:
                 self._woken.clear()
                 try:
-                    while len(self._running) < _MAX_BATCHES and await self._begin_one():
+                    while len(self._running) < _MAX_TENANTS and await self._begin_one():
                         pass
                 except Unavailable as error:
                     # Those that run go on.
@@ -110,16 +117,20 @@ class BatchRunner:
             await cancel_and_wait(*self._running.values())
 
     async def _begin_one(self) -> bool:
-        batch = await self._parts.batches.claim(self._worker_id, list(self._running))
+        batch = await self._parts.batches.claim(
+            self._worker_id, self._tenants, of_others=len(self._running) >= _MAX_BATCHES
+        )
         if batch is None:
             return False
         task = asyncio.create_task(self._run_leased(batch))
         self._running[batch.batch_id] = task
+        self._tenants[batch.batch_id] = batch.owner.tenant_id
         task.add_done_callback(lambda _: self._ended(batch.batch_id))
         return True
 
     def _ended(self, batch_id: str) -> None:
         self._running.pop(batch_id, None)
+        self._tenants.pop(batch_id, None)
         self._woken.set()
 
     async def _run_leased(self, batch: Batch) -> None:
@@ -238,16 +249,16 @@ class BatchRunner:
         """Answer all lines; return how the batch ends."""
         after_no = 0
         tasks: set[asyncio.Task[None]] = set()
+        room = asyncio.Semaphore(self._parts.concurrency)
         try:
             while lines := await self._parts.batches.pending(batch.batch_id, after_no, _PAGE_LINES):
                 after_no = lines[-1].line_no
                 for line in lines:
-                    await self._wait_for_gap(batch)
+                    await room.acquire()
                     if self._is_late(batch):
                         return "expired"
-                    await self._places.acquire()
                     task = asyncio.create_task(self._answer(batch, line))
-                    task.add_done_callback(lambda _: self._places.release())
+                    task.add_done_callback(lambda _: room.release())
                     tasks.add(task)
                     tasks -= {it for it in tasks if it.done() and it.result() is None}
             await asyncio.gather(*tasks)
@@ -256,8 +267,7 @@ class BatchRunner:
         return "expired" if self._is_late(batch) else "completed"
 
     async def _wait_for_gap(self, batch: Batch) -> None:
-        # Polled: what replicas say comes several times a second anyway.
-        while self._parts.is_busy() and not self._is_late(batch):  # noqa: ASYNC110 - see above
+        while self._parts.is_busy() and not self._is_late(batch):  # noqa: ASYNC110 - told by polls
             await asyncio.sleep(_GAP_POLL_S)
 
     async def _answer(self, batch: Batch, line: PendingLine) -> None:
@@ -269,14 +279,25 @@ class BatchRunner:
             except Unavailable:
                 await asyncio.sleep(_KEY_POLL_S)
                 continue
-            outcome = await self._parts.caller.call(
-                principal, batch.body["endpoint"], line.request_id, line.body
-            )
+            outcome = await self._try(batch, principal, line)
+            if outcome is None:
+                return
             if outcome.retry_after_s is None:
                 await self._keep_result(batch, line, outcome)
                 return
             num_tries += 1
             await asyncio.sleep(min(_MAX_RETRY_S, outcome.retry_after_s * min(2**num_tries, 32)))
+
+    async def _try(
+        self, batch: Batch, principal: Principal, line: PendingLine
+    ) -> LineOutcome | None:
+        """Try a line once a place and a gap are there; None = the batch's time is over."""
+        async with self._places.place(batch.owner.tenant_id):
+            await self._wait_for_gap(batch)
+            if self._is_late(batch):
+                return None
+            endpoint = batch.body["endpoint"]
+            return await self._parts.caller.call(principal, endpoint, line.request_id, line.body)
 
     async def _keep_result(self, batch: Batch, line: PendingLine, outcome: LineOutcome) -> None:
         result = result_line(

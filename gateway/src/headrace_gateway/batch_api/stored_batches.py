@@ -13,12 +13,12 @@ it is only changed while it is pending.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, RowMapping, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, func, not_, or_, select, update
 
 from headrace_common.database import insert_new, put
 from headrace_common.errors import NotFound
@@ -148,14 +148,18 @@ class StoredBatches:
 
     # --- for the process that works on it ---------------------------------------------------
 
-    async def claim(self, worker_id: str, busy: Sequence[str]) -> Batch | None:
+    async def claim(
+        self, worker_id: str, busy: Mapping[str, str], *, of_others: bool = False
+    ) -> Batch | None:
         """Take the batch that has waited longest for a worker; None = there is none.
 
         Args:
             worker_id: who asks; what it lost track of may be taken again.
-            busy: batches that are not meant.
+            busy: batches that are not meant, each with its tenant; others' come before theirs.
+            of_others: those tenants have enough.
         """
         now_s = self.now_s()
+        is_theirs = batches.c.tenant_id.in_(set(busy.values()))
 
         def work(connection: Connection) -> Batch | None:
             asked = (
@@ -164,8 +168,9 @@ class StoredBatches:
                     batches.c.status.in_(ACTIVE),
                     batches.c.batch_id.not_in(busy),
                     or_(batches.c.lease_until_s <= now_s, batches.c.lease_owner == worker_id),
+                    *([not_(is_theirs)] if of_others else []),
                 )
-                .order_by(batches.c.lease_until_s, batches.c.batch_id)
+                .order_by(is_theirs, batches.c.lease_until_s, batches.c.batch_id)
                 .limit(1)
                 .with_for_update(skip_locked=True)
             )

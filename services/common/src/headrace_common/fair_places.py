@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -83,6 +84,15 @@ class FairPlaces:
             elif waiting.given.exception() is None:
                 self.give_back(whose)
             raise
+
+    @asynccontextmanager
+    async def place(self, whose: Hashable, size: float = 1.0) -> AsyncIterator[None]:
+        """`take` a place for as long as this lasts."""
+        await self.take(whose, size)
+        try:
+            yield
+        finally:
+            self.give_back(whose)
 
     def give_back(self, whose: Hashable) -> None:
         """End the use of a place: the next begins."""
