@@ -21,10 +21,16 @@ Labels = Annotated[dict[_Name, Text], Meta(max_length=16)]
 _Stops = Annotated[list[str], Meta(max_length=4)]
 
 
+# Where agents want a cache to begin, told to whatever server: here all of a prompt is cached.
+# Any: each has its own options.
+CacheMark = dict[str, Any] | None
+
+
 class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
     """A text as part of a message."""
 
     text: str
+    cache_control: CacheMark = None
 
 
 class RefusalPart(Struct, tag_field="type", tag="refusal", forbid_unknown_fields=True):
@@ -78,6 +84,9 @@ class MessageBody(Struct, forbid_unknown_fields=True):
     audio: Any = None
     function_call: Any = None
     annotations: Any = None
+    cache_control: CacheMark = None
+    # CrewAI's own mark, which it leaves in what it sends through litellm.
+    cache_breakpoint: bool | None = None
 
 
 FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -96,6 +105,7 @@ class FunctionToolBody(Struct, tag_field="type", tag="function", forbid_unknown_
     """A tool that is a function."""
 
     function: FunctionDefinitionBody
+    cache_control: CacheMark = None
 
 
 class CustomToolBody(Struct, tag_field="type", tag="custom"):

@@ -18,6 +18,8 @@ class CacheControl(Struct, forbid_unknown_fields=True):
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
+    # Claude Code's; no cache is shared between tenants here, whatever it asks for.
+    scope: Literal["global"] | None = None
 
 
 class TextBlock(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
