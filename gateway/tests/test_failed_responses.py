@@ -23,7 +23,12 @@ TOKENS = 4
 async def fleet(tmp_path: Path) -> AsyncIterator[GatewayFleet]:
     """One worker, which stops after some tokens until something happens; no second try."""
     fleet = GatewayFleet(tmp_path)
-    fleet.settings = {"max_attempts": 1, "drain_grace_s": 1.0, "keep_alive_s": 0.05}
+    fleet.settings = {
+        "max_attempts": 1,
+        "drain_grace_s": 1.0,
+        "keep_alive_s": 0.05,
+        "silent_start_s": 0.5,
+    }
     await fleet.start()
     fleet.worker.script = saying("the heron is late")
     fleet.worker.switches.hang_after_tokens = TOKENS

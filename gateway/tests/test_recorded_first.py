@@ -38,7 +38,7 @@ async def test_no_byte_of_a_stream_before_its_request_is_recorded(
 
 async def test_a_comment_against_silence_waits_too(fleet_parts: GatewayFleet) -> None:
     """It would be the first byte."""
-    fleet_parts.settings = {"keep_alive_s": 0.05}
+    fleet_parts.settings = {"keep_alive_s": 0.05, "silent_start_s": 0.05}
     may_go = asyncio.Event()
 
     async def until_recorded(_: asyncio.Future[None]) -> None:

@@ -236,6 +236,7 @@ class Gateway:
             limits=FlowLimits(
                 settings.request_timeout_s,
                 settings.keep_alive_s,
+                settings.silent_start_s,
                 TtftGoals(
                     settings.ttft_slo_priority_ms,
                     settings.ttft_slo_standard_ms,

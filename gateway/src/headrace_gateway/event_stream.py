@@ -52,10 +52,10 @@ class EventWriter:
         return True
 
     async def keep_alive(self, every_s: float) -> None:
-        """Send something whenever nothing was sent for *every_s*; until cancelled."""
+        """Send something if nothing was sent yet, then after each such silence; until cancelled."""
         while True:
             silent_s = self._clock.now_s() - self._last_sent_s
-            if silent_s >= every_s:
+            if silent_s >= every_s or not self._exchange.has_begun:
                 await self._send(self._keep_alive)
             else:
                 await asyncio.sleep(every_s - silent_s)

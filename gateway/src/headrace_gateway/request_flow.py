@@ -21,9 +21,8 @@ Long because it is one sequence, whose steps share what has to be undone.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -36,7 +35,6 @@ from headrace_common.errors import (
     InvalidRequest,
     Unavailable,
 )
-from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.telemetry import is_recorded, span
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
 from headrace_contracts.usage.v1 import usage_pb2
@@ -58,6 +56,7 @@ from headrace_gateway.intake import (
     num_chars,
     reservation,
 )
+from headrace_gateway.kept_alive import KeptAlive
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.model_routes.model_names import ModelNames
@@ -76,6 +75,9 @@ _log = logging.getLogger(__name__)
 _GUARD_LATER_CHARS = 64 * 1024
 # The last event waits so long for the lease's return; then it goes on behind the answer.
 _SETTLE_WAIT_S = 0.25
+# A request that waits for a replica is refused in this part of the time in which its stream may
+# stay unopened.
+_QUEUE_RATIO = 0.9
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class FlowLimits:
 
     request_timeout_s: float = 600.0
     keep_alive_s: float = 10.0
+    silent_start_s: float = 50.0
     ttft_goals: TtftGoals = field(default_factory=TtftGoals)
 
 
@@ -242,7 +245,10 @@ class RequestFlow:
 
     def _jobs(self, visit: Visit, model: ServedModel, prompts: list[EncodedPrompt]) -> list[Job]:
         goals = self.limits.ttft_goals
-        return make_jobs(visit.request_id, visit.request, model, visit.principal, prompts, goals)
+        jobs = make_jobs(visit.request_id, visit.request, model, visit.principal, prompts, goals)
+        for job in jobs:
+            job.place_by_s = visit.started_s + _QUEUE_RATIO * self.limits.silent_start_s
+        return jobs
 
     # --- the work --------------------------------------------------------------------------
 
@@ -342,6 +348,8 @@ class RequestFlow:
 
         def on_started(job: Job) -> None:
             self._add_headers(visit, job)
+            for other in visit.jobs:
+                other.place_by_s = None
             if start_bound is not None:
                 start_bound.reschedule(None)
 
@@ -383,26 +391,11 @@ class RequestFlow:
         sink.vectors = await self.generator.embed(visit.jobs[0], request, deadline_s)
         self._add_headers(visit, visit.jobs[0])
 
-    @contextlib.asynccontextmanager
-    async def _kept_alive(self, visit: Visit, sink: Sink) -> AsyncIterator[None]:
+    def _kept_alive(self, visit: Visit, sink: Sink) -> KeptAlive:
+        open_by_s = visit.started_s + self.limits.silent_start_s
+        before_first = partial(self._before_first, visit)
         every_s = self.limits.keep_alive_s
-        tasks: list[asyncio.Task[None]] = []
-
-        async def keep_alive() -> None:
-            await self._before_first(visit)
-            await sink.keep_alive(every_s)
-
-        def begin() -> None:
-            tasks.append(asyncio.create_task(keep_alive()))
-
-        # Most answers are over before the first comment is due.
-        timer = asyncio.get_running_loop().call_later(every_s, begin)
-        try:
-            yield
-        finally:
-            timer.cancel()
-            if tasks:
-                await cancel_and_wait(*tasks)
+        return KeptAlive(sink, visit.exchange, self.clock, open_by_s, every_s, before_first)
 
     def _add_headers(self, visit: Visit, job: Job) -> None:
         elapsed_ms = (self.clock.now_s() - visit.started_s) * 1000

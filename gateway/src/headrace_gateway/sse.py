@@ -5,8 +5,7 @@
     (opening delta* finish)+ per choice, interleaved --> [usage] --> [DONE]
     : keep-alive                                          whenever nothing was sent for 10 s
 
-Nothing is sent, not even a status line, before there is something to say: the first event of a
-worker, or ten seconds of silence.
+Nothing is sent, not even a status line, before a worker has begun (`kept_alive`).
 """
 
 from __future__ import annotations
