@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +15,7 @@ from headrace_common.lifecycle import cancel_and_wait
 from headrace_contracts.router.v1.router_pb2 import Replica, ReplicaList
 from headrace_contracts.types.v1.types_pb2 import ReplicaRef
 from headrace_contracts.worker.v1 import worker_pb2 as pb
+from headrace_gateway import model_directory
 from headrace_gateway.model_directory import ModelDirectory
 from headrace_testing import byte_tokenizer as bt
 from headrace_testing.waiting import eventually
@@ -199,3 +202,52 @@ async def test_following_is_told(scene: Scene) -> None:
     assert scene.directory.is_following
     await cancel_and_wait(scene.task)
     assert not scene.directory.is_following
+
+
+def knows(scene: Scene, model: str) -> bool:
+    """Whether a model can be served."""
+    try:
+        scene.directory.get(model)
+    except Unavailable:
+        return False
+    return True
+
+
+async def test_not_ready_before_each_listed_model_can_be_served(scene: Scene) -> None:
+    """One tokenizer of two would let half of the requests be refused."""
+    two = replica("b")
+    two.models.append(pb.ModelCard(model="other", tokenizer_sha256="never there"))
+    await scene.show(replica("a"), two)
+    await eventually(lambda: knows(scene, "m"))
+    assert not scene.directory.is_ready
+
+
+async def test_a_dead_worker_holds_readiness_back_for_a_start_only(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it would serve is waited for some seconds, not until it is given up."""
+    told = ReplicaList(replicas=[replica("a")], has_undescribed_models=True)
+    scene.lists.queue.put_nowait(told)
+    await eventually(lambda: knows(scene, "m"))
+    assert not scene.directory.is_ready
+    later_s = time.monotonic() + 6.0
+    monkeypatch.setattr(model_directory, "time", SimpleNamespace(monotonic=lambda: later_s))
+    assert scene.directory.is_ready
+    assert not await scene.directory.until_news()
+
+
+async def test_a_new_tokenizer_is_news_and_no_reason_to_be_unready(scene: Scene) -> None:
+    """A model that is replaced by a newer one of its name is waited for, the others served."""
+    await scene.show(replica("a"))
+    await scene.ready()
+    scene.workers.failures = 2
+    newer = replica("b", incarnation=2)
+    newer.models[0].chat_template += "{# newer #}"
+    another = replica("c")
+    another.models[0].model = "another"
+    await scene.show(newer, another)
+    assert not knows(scene, "m")
+    scene.directory._starts_until_s = time.monotonic()
+    assert scene.directory.is_ready
+    while not knows(scene, "m"):
+        assert await scene.directory.until_news()

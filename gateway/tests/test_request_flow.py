@@ -95,8 +95,12 @@ def flow_over(limiter: Limiter) -> tuple[RequestFlow, Admission]:
     card = SimpleNamespace(model="m", takes_text=False, block_size_tokens=16)
     model = SimpleNamespace(encoder=None, card=card)
     unused = cast(Any, None)
+
+    async def choose(*_: object) -> tuple[ModelChoice, object]:
+        return ModelChoice("m", "m"), model
+
     flow = RequestFlow(
-        names=cast(Any, SimpleNamespace(choose=lambda *_: (ModelChoice("m", "m"), model))),
+        names=cast(Any, SimpleNamespace(choose=choose)),
         intake=cast(Any, Intake()),
         input_guard=cast(Any, Guard()),
         output_guard=unused,

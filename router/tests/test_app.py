@@ -6,18 +6,35 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from headrace_common.clock import SystemClock
 from headrace_common.errors import NoReplica
-from headrace_common.rpc import method_ref
+from headrace_common.rpc import Call, method_ref
 from headrace_common.session import SessionClient
 from headrace_contracts.router.v1 import router_pb2 as pb
-from headrace_contracts.worker.v1.worker_pb2 import DrainRequest, LoadReport
-from headrace_router.app import DESCRIPTOR
+from headrace_contracts.worker.v1.worker_pb2 import (
+    DescribeRequest,
+    DescribeResponse,
+    DrainRequest,
+    LoadReport,
+)
+from headrace_router.app import DESCRIPTOR, RouterApp
+from headrace_router.settings import RouterSettings
 from headrace_testing.fake_worker import MODEL, FakeWorker
-from headrace_testing.router_fleet import HASHES, PICK, RouterFleet, pick_request
+from headrace_testing.router_fleet import HASHES, PICK, Router, RouterFleet, pick_request
 from headrace_testing.servers import LocalServer
-from headrace_testing.waiting import eventually
+from headrace_testing.waiting import eventually, free_port
 
 WATCH = method_ref(DESCRIPTOR, "WatchReplicas", pb.WatchReplicasRequest, pb.ReplicaList)
+
+
+class _SlowToDescribe(FakeWorker):
+    """A worker on a busy machine."""
+
+    async def Describe(  # noqa: N802 - contract name
+        self, request: DescribeRequest, call: Call
+    ) -> DescribeResponse:
+        await asyncio.sleep(0.3)
+        return await super().Describe(request, call)
 
 
 @pytest.fixture
@@ -43,6 +60,34 @@ async def test_a_prompt_goes_where_its_prefix_is(fleet: RouterFleet) -> None:
         "w3": 10,
     }
     assert decision.index_staleness_s < 2
+
+
+async def test_a_router_that_listens_knows_its_workers(fleet: RouterFleet) -> None:
+    """Gateways do without a router that is away; one that knows nobody would refuse."""
+    fleet.worker_class = _SlowToDescribe
+    await fleet.start_worker("w1", 1)
+    workers = f"{fleet.workers['w1'].address},127.0.0.1:{free_port()}"
+    app = RouterApp(RouterSettings(redis_url=fleet.url, workers=workers), SystemClock())
+    await app.start()
+    router = Router(app)
+    try:
+        assert (await router.pick()).replica.worker_id == "w1"
+    finally:
+        await router.stop()
+
+
+async def test_a_router_without_any_worker_serves_soon(fleet: RouterFleet) -> None:
+    """It says so, rather than letting everybody wait for a worker that is not there."""
+    workers = f"127.0.0.1:{free_port()}"
+    app = RouterApp(RouterSettings(redis_url=fleet.url, workers=workers), SystemClock())
+    async with asyncio.timeout(1.0):
+        await app.start()
+    router = Router(app)
+    try:
+        with pytest.raises(NoReplica):
+            await router.pick()
+    finally:
+        await router.stop()
 
 
 async def test_the_index_survives_its_own_restart(fleet: RouterFleet) -> None:

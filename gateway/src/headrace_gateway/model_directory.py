@@ -3,6 +3,9 @@
 The gateway has no model files. Cards come with the list, a tokenizer is fetched from any worker
 that has it, once per content. When the router is down the last list stays in use: `least_loaded`
 then chooses from it.
+
+A gateway that has just started knows nothing yet: what it does not find in its first seconds is
+worth `until_news`, and it is not ready meanwhile.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -28,6 +32,8 @@ from headrace_gateway.text_prompt import TextEncoder
 _log = logging.getLogger(__name__)
 
 _FETCH_RETRY_S = 0.5
+# After a start, and after a worker has told of a new model: what is not known may come so long.
+_LEARNING_S = 5.0
 
 _K = TypeVar("_K")
 RefKey = tuple[str, int]
@@ -115,6 +121,11 @@ class ModelDirectory:
         self._running: dict[RefKey, int] = {}
         self._addresses: dict[str, int] = {}
         self._on_lost: dict[RefKey, set[OnLost]] = {}
+        # Monotonic times: up to when what is not known is waited for, and up to when a start may
+        # hold back readiness. Nobody watches yet.
+        self._learns_until_s = self._starts_until_s = 0.0
+        # Set, and replaced, when something was learned.
+        self._news = asyncio.Event()
         # Whether the router is there: while it is not, nobody waits for its decisions.
         self.is_following = False
         # Whether an unknown model may be one that a worker has yet to say it serves.
@@ -122,6 +133,9 @@ class ModelDirectory:
 
     async def watch(self) -> None:
         """Follow the router's list until it ends; run under `supervise`."""
+        if not self._starts_until_s:
+            self._learn()
+            self._starts_until_s = self._learns_until_s
         try:
             async for replicas in self._router.watch_replicas():
                 self.is_following = True
@@ -135,7 +149,9 @@ class ModelDirectory:
 
     @property
     def is_ready(self) -> bool:
-        """Whether some model can be served now."""
+        """Whether some model can be served now, and whatever a start must learn is learned."""
+        if time.monotonic() < self._starts_until_s and not self._is_complete:
+            return False
         return any(
             _is_usable(replica) and any(self._encoder(card) for card in replica.models)
             for replica in self._replicas.values()
@@ -171,6 +187,31 @@ class ModelDirectory:
             raise Unavailable("The model is being loaded.", retry_after_s=1.0)
         served = self._served[model] = ServedModel(ServedCard.of(card), encoder)
         return served
+
+    async def until_news(self) -> bool:
+        """Wait for what a start has yet to learn; False = nothing more is waited for."""
+        left_s, news = self._learns_until_s - time.monotonic(), self._news
+        if left_s <= 0 or self._is_complete:
+            return False
+        try:
+            async with asyncio.timeout(left_s):
+                await news.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether nothing is on its way that the router or a worker will tell."""
+        is_told = self.is_following and not self.is_starting and bool(self._replicas)
+        return is_told and not self._fetches
+
+    def _learn(self) -> None:
+        self._learns_until_s = time.monotonic() + _LEARNING_S
+
+    def _tell_news(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
     def least_loaded(self, model: str, excluded: Iterable[ReplicaRef]) -> Replica:
         """Choose a replica without the router, by what was last seen and runs from here.
@@ -227,6 +268,7 @@ class ModelDirectory:
                 self._cards[card.model] = card
                 self._ensure_encoder(card)
         self._tell_lost()
+        self._tell_news()
         listed = {replica.address for replica in self._replicas.values()}
         # A router that has just started lists nothing yet: then nothing is dropped. Streams under
         # way on a replica that left the list go on.
@@ -255,7 +297,13 @@ class ModelDirectory:
             return
         task = asyncio.create_task(self._fetch(card))
         self._fetches[key] = task
-        task.add_done_callback(lambda _: self._fetches.pop(key, None))
+        self._learn()
+
+        def end(_: object) -> None:
+            self._fetches.pop(key, None)
+            self._tell_news()
+
+        task.add_done_callback(end)
 
     async def _fetch(self, card: ModelCard) -> None:
         """Try the workers that have the tokenizer until one gives it or none is left."""

@@ -127,7 +127,9 @@ class RequestFlow:
         Raises:
             HeadraceError: refused or failed; the exchange says whether an answer has begun.
         """
-        visit.choice, model = self.names.choose(visit.request, visit.principal, visit.request_id)
+        visit.choice, model = await self.names.choose(
+            visit.request, visit.principal, visit.request_id
+        )
         check_scope(visit.principal, "inference")
         visit.request.model = model.card.model
         if self.usage_log.is_full:

@@ -71,7 +71,7 @@ class TokenizeApi:
     async def tokenize(self, caller: Caller, body: bytes) -> bytes:
         """Return ids and their number."""
         asked = decode(_TOKENIZE, body)
-        model = self._model(caller, asked.model)
+        model = await self._model(caller, asked.model)
         request = None if asked.messages is None else _conversation(asked)
         if (asked.prompt is None) == (request is None):
             raise InvalidRequest("Give either prompt or messages.", param="prompt")
@@ -90,7 +90,7 @@ class TokenizeApi:
     async def detokenize(self, caller: Caller, body: bytes) -> bytes:
         """Return the text of ids, control tokens spelled out."""
         asked = decode(_DETOKENIZE, body)
-        model = self._model(caller, asked.model)
+        model = await self._model(caller, asked.model)
         if max(asked.tokens, default=0) >= model.card.vocab_size:
             raise InvalidRequest(
                 "tokens holds an id that this model does not have.", param="tokens"
@@ -101,8 +101,8 @@ class TokenizeApi:
             )
         return orjson.dumps({"prompt": text})
 
-    def _model(self, caller: Caller, name: str) -> ServedModel:
-        model = self._names.find(name, caller.principal)
+    async def _model(self, caller: Caller, name: str) -> ServedModel:
+        model = await self._names.find(name, caller.principal)
         if model.card.takes_text:
             raise InvalidRequest("This model's tokens are not known here.", param="model")
         return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from random import Random
 
@@ -40,6 +41,9 @@ from headrace_router.watch import WorkerWatch
 DESCRIPTOR = router_pb2.DESCRIPTOR.services_by_name["Router"]
 # How often readiness is looked at: a frozen worker shows by time alone.
 _CHECK_S = 0.25
+# A router that starts refuses connections for so long at most, until it has heard of its workers:
+# gateways do without it better than with one that knows nobody.
+_FIRST_LOOK_S = 1.0
 
 
 class RouterApp:
@@ -148,12 +152,11 @@ class RouterApp:
         return self._observability.port
 
     async def start(self) -> None:
-        """Serve. Redis and workers may still be down.
+        """Learn which workers are there, then serve. Redis and workers may still be down.
 
         Raises:
             OSError: the address cannot be bound.
         """
-        await self.rpc.start()
         discovery = Discovery(
             self._settings.worker_entries(),
             self.table,
@@ -164,6 +167,10 @@ class RouterApp:
             clock=self._clock,
         )
         self._supervise("discovery", discovery.run)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_LOOK_S):
+                await discovery.looked.wait()
+        await self.rpc.start()
         self._supervise("index feed", self.feed.follow, self.metrics.index_failures.inc)
         self._supervise("index sweep", self.feed.sweep)
         self._supervise("bookings", self.bookings.run, self.metrics.peer_failures.inc)

@@ -53,6 +53,12 @@ class Discovery:
         self._resolve_interval_s, self._on_failure = resolve_interval_s, on_failure
         self._clock = clock
         self._watches: dict[str, asyncio.Task[None]] = {}
+        # Addresses at which no worker was found, once at least.
+        self._missed: set[str] = set()
+        self._has_looked_up = not self._names
+        # Set once each worker has reported or was not found: before, who is there is open.
+        self.looked = asyncio.Event()
+        table.on_change(self._note_looked)
         # Since when each worker is waited for that has yet to say what it serves.
         self._waited_since_s: dict[str, float] = {}
 
@@ -63,11 +69,28 @@ class Discovery:
             while True:
                 if self._names:
                     await self._look_up()
+                    self._has_looked_up = True
+                self._note_looked()
                 self._give_up_late()
                 await asyncio.sleep(self._resolve_interval_s)
         finally:
             await cancel_and_wait(*self._watches.values())
             self._watches.clear()
+
+    def _note_looked(self) -> None:
+        is_complete = self._has_looked_up and self._fixed <= self._watches.keys()
+        if is_complete and not self.looked.is_set() and all(map(self._is_clear, self._watches)):
+            self.looked.set()
+
+    def _is_clear(self, address: str) -> bool:
+        replica = self._table.get(address)
+        is_heard = replica is not None and replica.reported_at_s is not None
+        return is_heard or address in self._missed
+
+    def _miss(self, address: str) -> None:
+        self._missed.add(address)
+        self._on_failure()
+        self._note_looked()
 
     async def _look_up(self) -> None:
         wanted = set(self._fixed)
@@ -84,6 +107,7 @@ class Discovery:
             # A name may vanish while its worker still drains.
             if replica is None or not replica.is_reachable:
                 await cancel_and_wait(self._watches.pop(address))
+                self._missed.discard(address)
                 self._table.remove(address)
 
     def _give_up_late(self) -> None:
@@ -105,7 +129,7 @@ class Discovery:
                     f"watch of worker {address}",
                     partial(self._follow, address),
                     max_delay_s=_MAX_RETRY_S,
-                    on_failure=self._on_failure,
+                    on_failure=partial(self._miss, address),
                 )
             )
 

@@ -35,7 +35,7 @@ class TokenCount:
         """Return the count as JSON."""
         check_version(caller.exchange)
         request = parse_count(body)
-        model = self._names.find(request.model, caller.principal)
+        model = await self._names.find(request.model, caller.principal)
         async with self._admission.one_request(caller):
             (ids,) = await self._intake.token_ids(caller.principal, request, model.encoder)
         return orjson.dumps({"input_tokens": len(ids)})

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from headrace_common.errors import HeadraceError, ModelNotFound, NoReplica
+from collections.abc import Callable
+from typing import TypeVar
+
+from headrace_common.errors import HeadraceError, ModelNotFound, NoReplica, Unavailable
 from headrace_contracts.worker.v1.worker_pb2 import ModelCard
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.api_request import ApiRequest
@@ -12,6 +15,8 @@ from headrace_gateway.model_routes.cascade import asked_text
 from headrace_gateway.model_routes.choice import ModelChoice, sticky_key, usable_targets
 from headrace_gateway.model_routes.route_watch import RouteWatch
 from headrace_gateway.principal import Principal
+
+_T = TypeVar("_T")
 
 
 class ModelNames:
@@ -25,7 +30,7 @@ class ModelNames:
     def __init__(self, directory: ModelDirectory, watch: RouteWatch) -> None:
         self._directory, self._watch = directory, watch
 
-    def choose(
+    async def choose(
         self, request: ApiRequest, principal: Principal, request_id: str
     ) -> tuple[ModelChoice, ServedModel]:
         """Return who serves a request. Models that are not there are passed over.
@@ -35,6 +40,11 @@ class ModelNames:
             ModelNotAllowed: the key may not use it.
             Unavailable: it is not there now.
         """
+        return await self._once_known(lambda: self._choose(request, principal, request_id))
+
+    def _choose(
+        self, request: ApiRequest, principal: Principal, request_id: str
+    ) -> tuple[ModelChoice, ServedModel]:
         if self._watch.routes.get(request.model) is None:
             model = self._directory.get(request.model)
             check_model_allowed(principal, request.model)
@@ -53,8 +63,11 @@ class ModelNames:
                     raise _not_there(error, choice.asked) from error
                 choice.next_model(error)
 
-    def find(self, name: str, principal: Principal) -> ServedModel:
+    async def find(self, name: str, principal: Principal) -> ServedModel:
         """Return a model for questions about its tokens: of a split, what its key would get."""
+        return await self._once_known(lambda: self._find(name, principal))
+
+    def _find(self, name: str, principal: Principal) -> ServedModel:
         if self._watch.routes.get(name) is None:
             model = self._directory.get(name)
             check_model_allowed(principal, name)
@@ -65,13 +78,16 @@ class ModelNames:
         except HeadraceError as error:
             raise _not_there(error, name) from error
 
-    def check(self, name: str, principal: Principal) -> None:
+    async def check(self, name: str, principal: Principal) -> None:
         """Raise unless the key may use a name that exists; whether a replica is there, or not.
 
         Raises:
             ModelNotFound: there is no such model.
             ModelNotAllowed: the key may not use it.
         """
+        await self._once_known(lambda: self._check(name, principal))
+
+    def _check(self, name: str, principal: Principal) -> None:
         if self._watch.routes.get(name) is None:
             self._directory.get(name)
         self._watch.routes.choose(name, principal, lambda _by: "")
@@ -80,8 +96,19 @@ class ModelNames:
         """Return a model by its own name; raises as the directory does."""
         return self._directory.get(model)
 
-    def listed(self, principal: Principal) -> list[Json]:
+    async def _once_known(self, look: Callable[[], _T]) -> _T:
+        """Look again while what is missing may be on its way: a start is no reason to refuse."""
+        while True:
+            try:
+                return look()
+            except (ModelNotFound, Unavailable):
+                if not await self._directory.until_news():
+                    raise
+
+    async def listed(self, principal: Principal) -> list[Json]:
         """Return what the key may use, models and routes, by name."""
+        while not self._directory.cards() and await self._directory.until_news():
+            continue
         cards = {card.model: card for card in self._directory.cards()}
         shown = {
             name: _model(card)

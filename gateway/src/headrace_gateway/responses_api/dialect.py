@@ -67,7 +67,7 @@ class ResponsesDialect:
         check_tier(request, caller.principal)
         if not asked.body.background:
             return Reading(request, work.make_sink, end_failed=work.end_failed)
-        self._names.check(request.model, caller.principal)
+        await self._names.check(request.model, caller.principal)
 
         async def detach(visit: Visit) -> bytes | AsyncIterator[bytes]:
             queued, log = await self._background.start(visit, work.response, work.items)

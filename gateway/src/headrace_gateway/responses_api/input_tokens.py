@@ -39,6 +39,6 @@ class InputTokenCount:
         async with self._admission.one_request(caller):
             earlier = await self._kept.earlier(Owner.of(caller.principal), asked.previous_id)
             request = read(asked, earlier)
-            model = self._names.find(request.model, caller.principal)
+            model = await self._names.find(request.model, caller.principal)
             (ids,) = await self._intake.token_ids(caller.principal, request, model.encoder)
         return orjson.dumps({"object": "response.input_tokens", "input_tokens": len(ids)})

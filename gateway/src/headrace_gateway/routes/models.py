@@ -36,7 +36,7 @@ def models_router(auth: KeyAuth, names: ModelNames) -> APIRouter:
         OpenAI's list is whole; the parameters are for pages of Anthropic's.
         """
         principal = await auth.authenticate(request.headers.raw)
-        listed = names.listed(principal)
+        listed = await names.listed(principal)
         if is_anthropic(request.url.path, request.headers):
             shown = [_anthropic(model) for model in listed]
             return page_around(shown, limit or _PAGE, after_id, before_id)
@@ -50,11 +50,11 @@ def models_router(auth: KeyAuth, names: ModelNames) -> APIRouter:
     async def get_model(model: str, request: Request) -> Json:
         """Describe one model."""
         principal = await auth.authenticate(request.headers.raw)
-        for listed in names.listed(principal):
+        for listed in await names.listed(principal):
             if listed["id"] == model:
                 speaks = is_anthropic(request.url.path, request.headers)
                 return _anthropic(listed) if speaks else listed
-        names.check(model, principal)
+        await names.check(model, principal)
         raise ModelNotFound(f"The model {model[:100]!r} does not exist.", param="model")
 
     return router
