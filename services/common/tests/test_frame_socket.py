@@ -7,6 +7,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from collections.abc import AsyncIterator
 from itertools import pairwise
 
@@ -187,6 +188,46 @@ async def test_a_silent_peer_is_lost(peer, monkeypatch) -> None:
     one, port = peer
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(PREFACE)
+    await eventually(lambda: one.lost == 1)
+    writer.close()
+
+
+async def test_a_client_may_bear_less_silence(peer, monkeypatch) -> None:
+    """It looks exactly then, not at its next beat."""
+    monkeypatch.setattr(frame_socket, "BEAT_S", 0.4)
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(struct.pack("<I", 0))
+        await until_the_end(reader)
+        writer.close()
+
+    mute = await asyncio.start_server(greet, "127.0.0.1", 0)
+    port = mute.sockets[0].getsockname()[1]
+    client = SessionClient(f"127.0.0.1:{port}", silence_s=0.5)
+    call = await client.start(CHECK, timeout_s=5)
+    began_s = time.monotonic()
+    with pytest.raises(ReplicaLost):
+        await call.receive()
+    assert 0.4 < time.monotonic() - began_s < 0.75
+    await client.close()
+    mute.close()
+
+
+async def test_who_stood_still_reads_before_judging(peer, monkeypatch) -> None:
+    """The beats of a living peer came meanwhile, and lie unread."""
+    monkeypatch.setattr(frame_socket, "BEAT_S", 0.02)
+    monkeypatch.setattr(frame_socket, "SILENCE_S", 0.2)
+    one, port = peer
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(PREFACE)
+    await eventually(lambda: bool(one.sockets) and one.sockets[0].is_open)
+    (end,) = one.sockets
+    # As after a second without a turn, when timers come before what was received.
+    end.heard_s = end._loop.time() - 1.0
+    end._beat_due_s = end.heard_s + 0.02
+    end._beat()
+    assert one.lost == 0
+    assert end.is_open
     await eventually(lambda: one.lost == 1)
     writer.close()
 

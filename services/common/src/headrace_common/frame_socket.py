@@ -3,7 +3,8 @@
 A frame costs some 150 us of CPU at each end of Python's gRPC, whatever it carries, and a tenth of
 that here. On the wire, both ways: length (u32 LE), `Frame`; before that, the client's `PREFACE`,
 by which a server tells a session from gRPC on the same port (see `rpc_front`). Empty frames are
-beats: a peer that is silent for five seconds is lost, so that a frozen one is noticed.
+beats, one a second from the thread that reads and writes, whatever others compute: a peer that is
+silent for five seconds, or what the client bears, is lost, so that a frozen one is noticed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ MAX_FRAME_BYTES = 64 * 2**20
 MAX_FRAME_ITEMS = 256
 BEAT_S = 1.0
 SILENCE_S = 5.0
+# A timer so late says that this process stood still: what the peer said may lie unread.
+_STALL_S, _LOOK_AGAIN_S = 0.5, 0.1
 _LENGTH = struct.Struct("<I")
 _BEAT = _LENGTH.pack(0)
 
@@ -34,6 +37,7 @@ class FrameSocket(asyncio.Protocol):
         on_frame: called with each frame that has items.
         on_lost: called once, when the connection is over.
         preface: sent first; a client's.
+        silence_s: after so long without a word or beat the peer is lost; None = `SILENCE_S`.
     """
 
     def __init__(
@@ -41,11 +45,14 @@ class FrameSocket(asyncio.Protocol):
         on_frame: Callable[[Frame], None],
         on_lost: Callable[[], None],
         preface: bytes = b"",
+        silence_s: float | None = None,
     ) -> None:
         self._on_frame, self._on_lost, self._preface = on_frame, on_lost, preface
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._silence_s = silence_s
         self._beater: asyncio.TimerHandle | None = None
+        self._beat_due_s = 0.0
         # Loop time at which the peer last said anything, beats included.
         self.heard_s = 0.0
         self._received = bytearray()
@@ -89,7 +96,7 @@ class FrameSocket(asyncio.Protocol):
         self.is_open = True
         self.heard_s = self._loop.time()
         self._transport.write(self._preface + _BEAT)
-        self._beater = self._loop.call_later(BEAT_S, self._beat)
+        self._beat_later(BEAT_S)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; hand over the frames that are whole, in turns if they are many."""
@@ -189,9 +196,15 @@ class FrameSocket(asyncio.Protocol):
         self._transport.write(b"".join(pieces))
 
     def _beat(self) -> None:
-        if self._loop.time() - self.heard_s > SILENCE_S:
+        now_s = self._loop.time()
+        left_s = self.heard_s - now_s + (SILENCE_S if self._silence_s is None else self._silence_s)
+        if left_s <= 0 and now_s - self._beat_due_s < _STALL_S:
             self.abort()
             return
         if self._transport is not None and not self.is_paused:
             self._transport.write(_BEAT)
-        self._beater = self._loop.call_later(BEAT_S, self._beat)
+        self._beat_later(min(BEAT_S, left_s) if left_s > 0 else _LOOK_AGAIN_S)
+
+    def _beat_later(self, delay_s: float) -> None:
+        self._beat_due_s = self._loop.time() + delay_s
+        self._beater = self._loop.call_later(delay_s, self._beat)

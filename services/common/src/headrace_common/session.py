@@ -15,12 +15,11 @@ A call, seen from either side::
 An OPEN may carry the first message, and a message may say that it is the last (`is_last`), in place
 of the HALF_CLOSE or the END behind it: a call with one message each way is one item each way.
 A broken connection ends all its calls with `ReplicaLost`; the next call makes a new one.
-
-A frozen peer is lost after five seconds of silence (`frame_socket`). A client that has something
-else to turn to need not wait for that: it names its patience. A call that has had no answer for a
-tenth of a second then asks whether the peer lives at all, by a question that any server answers in
-the turn in which it comes; without a sign of life within the patience the call fails, and others
-at once, until something is heard. A slow answer of a living peer is waited for as ever.
+A frozen peer is lost after some seconds of silence (`frame_socket`). A client that has something
+else to turn to names its patience: a call that has had no answer for a tenth of a second then asks
+whether the peer lives at all, by a question that any server answers in the turn in which it comes;
+without a sign of life within the patience it fails, and others at once, until something is heard. A
+slow answer of a living peer is waited for as ever.
 
 Long because a call and the stream it rides on share one protocol.
 """
@@ -115,8 +114,7 @@ class SessionCall(Generic[Req, Res]):
         patience_s: float | None = None,
     ) -> None:
         self._session, self._id, self._parse = session, call_id, method.response.FromString
-        self.ref = call_ref(call_id)
-        self._loop = session.loop
+        self.ref, self._loop = call_ref(call_id), session.loop
         # As they came, not yet taken.
         self._messages: list[bytes] = []
         # Whether an end was told that nobody has read yet, and what was wrong; None = nothing.
@@ -132,9 +130,8 @@ class SessionCall(Generic[Req, Res]):
         self._is_over_there = False
         # Monotonic time at which the first answer came; None = none yet.
         self.first_answer_s: float | None = None
-        # One for the call's life costs less than one for each message.
+        # One for the call's life costs less than one for each message; and what stands there.
         self._waits: Waits | None = None
-        # What stands there.
         self._then: Callable[[], None] = _nothing
         self._due_s = None if timeout_s is None else self._loop.time() + timeout_s
         self._patience_s = patience_s
@@ -380,12 +377,12 @@ def _refuse(_item: bytes) -> None:
 class _ClientStream:
     """One life of a client's connection, and the calls on it."""
 
-    def __init__(self, address: str, ids: Iterator[int]) -> None:
+    def __init__(self, address: str, ids: Iterator[int], silence_s: float | None) -> None:
         self.loop = asyncio.get_running_loop()
         self._ids = ids
         self.deadlines = Deadlines(self.loop)
         self.calls: dict[int, SessionCall[Any, Any]] = {}  # Any: whatever messages they have
-        self._link = link_to(address, self._take, self._fail)
+        self._link = link_to(address, self._take, self._fail, silence_s)
         # Adds an item to the next frame, or raises `ReplicaLost`.
         self.put: Callable[[bytes], None] = _refuse
         # Calls that have a shortcut for what the present frame brought.
@@ -450,10 +447,13 @@ class SessionClient:
         address: host:port of an `RpcServer`; with grpc:// before it, over gRPC.
         patience_s: how long a peer that owes an answer may be silent when asked for a sign of life;
             None = until its connection is lost.
+        silence_s: how long until then; None = the usual.
     """
 
-    def __init__(self, address: str, patience_s: float | None = None) -> None:
-        self.address, self._patience_s = address, patience_s
+    def __init__(
+        self, address: str, patience_s: float | None = None, silence_s: float | None = None
+    ) -> None:
+        self.address, self._patience_s, self._silence_s = address, patience_s, silence_s
         self._stream: _ClientStream | None = None
         self._ids = itertools.count(1)
         # The try to connect that is under way. All who want to call wait for the same one.
@@ -580,7 +580,7 @@ class SessionClient:
         if self._stream is not None:
             await self._stream.close()
             self._stream = None
-        stream = _ClientStream(self.address, self._ids)
+        stream = _ClientStream(self.address, self._ids, self._silence_s)
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 await stream.connect()

@@ -56,25 +56,30 @@ class SessionLink(Protocol):
         ...
 
 
-def link_to(address: str, on_frame: OnFrame, on_lost: OnLost) -> SessionLink:
+def link_to(
+    address: str, on_frame: OnFrame, on_lost: OnLost, silence_s: float | None = None
+) -> SessionLink:
     """Return a link that is not connected yet.
 
     Args:
         address: host:port, or grpc://host:port.
         on_frame: called with each frame.
         on_lost: called when the connection is over.
+        silence_s: see `FrameSocket`; gRPC has its own bound.
     """
     if address.startswith(_GRPC):
         return GrpcLink(address.removeprefix(_GRPC), on_frame, on_lost)
-    return TcpLink(address, on_frame, on_lost)
+    return TcpLink(address, on_frame, on_lost, silence_s)
 
 
 class TcpLink:
     """Frames over plain TCP."""
 
-    def __init__(self, address: str, on_frame: OnFrame, on_lost: OnLost) -> None:
+    def __init__(
+        self, address: str, on_frame: OnFrame, on_lost: OnLost, silence_s: float | None
+    ) -> None:
         self._address = address
-        self._socket = FrameSocket(on_frame, on_lost, PREFACE)
+        self._socket = FrameSocket(on_frame, on_lost, PREFACE, silence_s)
         self.put = self._socket.put
 
     @property
