@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from headrace_guard.classifiers.text_model import Topic
 
-MIN_EXAMPLES, MAX_EXAMPLES = 5, 200
 BACKGROUND_SHARE = 0.35
 _NUM_NEAREST = 3
 Vectors = NDArray[np.float32]

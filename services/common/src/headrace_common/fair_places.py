@@ -149,8 +149,8 @@ class FairPlaces:
         if self._max_waiting is None or self._num_waiting < self._max_waiting:
             return
         most = max(self._waiting, key=lambda one: len(self._waiting[one]), default=whose)
-        others = self._waiting.get(most, ())
-        if len(others) <= len(self._waiting.get(whose, ())) + 1:
+        others = self._waiting.get(most)
+        if others is None or len(others) <= len(self._waiting.get(whose, ())) + 1:
             raise NoPlaceError
         newest = others[-1]
         self._dequeue(most, newest)

@@ -14,9 +14,6 @@ from typing import NewType
 from headrace_common.clock import Clock
 
 RequestId = NewType("RequestId", str)
-TenantId = NewType("TenantId", str)
-KeyId = NewType("KeyId", str)
-LeaseId = NewType("LeaseId", str)
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 # Two characters at a time.
