@@ -8,13 +8,22 @@ import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 
 from headrace_billing.audit import Stamp
+from headrace_billing.key_store import create_key
 from headrace_billing.price_file import PACKAGED, load_prices
 from headrace_billing.price_store import seed_prices
+from headrace_billing.server import BillingServer
+from headrace_billing.settings import BillingSettings
 from headrace_billing.store import Database
+from headrace_contracts.billing.v1 import billing_pb2 as pb
+from headrace_testing.clock import FakeClock
+from headrace_testing.office import NOW_UNIX_S, Office
 from headrace_testing.postgres import LocalPostgres
+from headrace_testing.waiting import eventually, free_port
 
 
 async def _prepare(url: str) -> None:
@@ -68,3 +77,23 @@ async def database(database_url: str) -> AsyncIterator[Database]:
     database = Database(database_url)
     yield database
     await database.close()
+
+
+@pytest.fixture
+async def office(database_url: str, clock: FakeClock) -> AsyncIterator[Office]:
+    clock.advance(NOW_UNIX_S - clock.unix_s())
+    settings = BillingSettings(
+        database_url=database_url, kafka_bootstrap=f"127.0.0.1:{free_port()}"
+    )
+    server = BillingServer(settings, CollectorRegistry(), clock)
+    await server.start()
+    await eventually(lambda: server.is_ready, within_s=30)
+    database = Database(database_url)
+    wanted = pb.Key(tenant_id="ops", name="admin", scopes=["admin"])
+    made = await database.write(lambda it: create_key(it, wanted, Stamp(1)))
+    headers = {"authorization": f"Bearer {made.api_key}"}
+    url = f"http://127.0.0.1:{server.admin_port}"
+    async with httpx.AsyncClient(base_url=url, headers=headers) as http:
+        yield Office(database, http, clock)
+    await database.close()
+    await server.stop(0)

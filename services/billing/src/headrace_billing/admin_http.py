@@ -194,10 +194,16 @@ def _add_csv(app: FastAPI, servicers: Servicers, door: _Door) -> None:
 
     @app.get(PREFIX + "/tenants/{tenant_id}/usage.csv", tags=["ledger"], name="usage_csv")
     async def usage(request: Request) -> Response:
-        """Usage as CSV; parameters as for the JSON."""
+        """Usage as CSV; parameters as for the JSON. Without a limit, all rows."""
         call = await door.open(request)
         message = await _message(usage_route, request)
-        return _csv(usage_csv(await servicers.ledger.SumUsage(message, call)))
+        is_limited, found = bool(message.limit), pb.SumUsageResponse(has_more=True)
+        while found.has_more:
+            page = await servicers.ledger.SumUsage(message, call)
+            found.sums.extend(page.sums)
+            found.has_more = page.has_more and not is_limited
+            message.offset += len(page.sums)
+        return _csv(usage_csv(found))
 
     @app.get(PREFIX + "/invoices/{invoice_id}/lines.csv", tags=["accounts"], name="invoice_csv")
     async def invoice(request: Request) -> Response:
