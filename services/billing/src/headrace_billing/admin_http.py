@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -196,7 +196,7 @@ def _add_csv(app: FastAPI, servicers: Servicers, door: _Door) -> None:
     async def usage(request: Request) -> Response:
         """Usage as CSV; parameters as for the JSON. Without a limit, all rows."""
         call = await door.open(request)
-        message = await _message(usage_route, request)
+        message = cast("pb.SumUsageRequest", await _message(usage_route, request))
         is_limited, found = bool(message.limit), pb.SumUsageResponse(has_more=True)
         while found.has_more:
             page = await servicers.ledger.SumUsage(message, call)
