@@ -12,6 +12,7 @@ from headrace_common.errors import (
     HeadraceError,
     Internal,
     NoReplica,
+    NotFound,
     RateLimited,
     UnknownKey,
 )
@@ -57,7 +58,8 @@ def test_every_503_says_when_to_come_back() -> None:
         (RateLimited("x"), None),
         (NoReplica("x"), None),
         (Internal(), None),
-        (UnknownKey("x"), None),
+        (UnknownKey("x"), b"false"),
+        (NotFound("x"), None),
     ],
 )
 def test_sdks_are_told_what_is_of_no_use(error: HeadraceError, told: bytes | None) -> None:

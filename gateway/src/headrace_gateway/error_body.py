@@ -17,8 +17,9 @@ from headrace_common.errors import (
 from headrace_gateway.rate_headers import is_limit_header
 
 Headers = list[tuple[bytes, bytes]]
-# Statuses that SDKs repeat by themselves, unless they are told that it is of no use.
-_REPEATED = (409, 429, 501)
+# Statuses that SDKs repeat by themselves, and Claude Code a wrong key ten times for minutes, unless
+# they are told that it is of no use.
+_REPEATED = (401, 409, 429, 501)
 
 
 class BodyTooLarge(InvalidRequest):
