@@ -484,12 +484,15 @@ async def test_a_cancelled_stream_ends(fleet: GatewayFleet) -> None:
 async def test_no_more_run_in_the_background_than_may(
     fleet: GatewayFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of those that come at the same moment."""
-    monkeypatch.setattr(background, "MAX_RUNNING", 3)
+    """Also of those that come at the same moment; none has more than are left to others."""
+    monkeypatch.setattr(background, "MAX_RUNNING", 6)
     fleet.worker.switches.delay_per_token_s = 0.05
-    body = {"model": MODEL, "input": "hi", "background": True, "max_output_tokens": 16}
-    async with fleet.http() as client:
+    body = {"model": MODEL, "input": "hi", "background": True, "max_output_tokens": 32}
+    other, _ = fleet.new_key(tenant_id="rival")
+    async with fleet.http() as client, fleet.http(other) as rival:
         answers = await asyncio.gather(*(client.post("/v1/responses", json=body) for _ in range(8)))
+        beside = await rival.post("/v1/responses", json=body)
     told = sorted(it.status_code for it in answers)
     assert told == [200] * 3 + [503] * 5
+    assert beside.status_code == 200
     await fleet.settled()

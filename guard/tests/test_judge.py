@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -28,7 +29,7 @@ def _says(content: str) -> Callable[[httpx.Request], httpx.Response]:
 async def _ask(handler: Callable[[httpx.Request], httpx.Response]) -> object:
     judge = HttpJudge(_ENDPOINT, httpx.MockTransport(handler))
     try:
-        return await judge.ask("some text", _BOTH)
+        return await judge.ask("t", "some text", _BOTH)
     finally:
         await judge.close()
 
@@ -69,26 +70,31 @@ async def test_a_late_answer_is_a_failure() -> None:
 
     judge = HttpJudge(_ENDPOINT, httpx.MockTransport(late))
     with pytest.raises(JudgeFailedError):
-        await judge.ask("some text", _BOTH)
+        await judge.ask("t", "some text", _BOTH)
     await judge.close()
 
 
 async def test_too_many_questions_fail_at_once() -> None:
-    """Questions beyond the bound do not wait."""
-    gate = asyncio.Event()
+    """As many as are asked may wait; of more, those of who has most fail, and turns are taken."""
+    gate, asked = asyncio.Event(), []
 
-    async def waits(_request: httpx.Request) -> httpx.Response:
+    async def waits(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content)["messages"][1]["content"].splitlines()[1])
         await gate.wait()
-        return httpx.Response(500)
+        return _says('{"harm": false, "injection": false}')(request)
 
-    judge = HttpJudge(_ENDPOINT, httpx.MockTransport(waits))
-    first = asyncio.create_task(judge.ask("one", _BOTH))
+    endpoint = replace(_ENDPOINT, max_in_flight=2, timeout_s=10.0)
+    judge = HttpJudge(endpoint, httpx.MockTransport(waits))
+    flood = [asyncio.create_task(judge.ask("flood", str(idx), _BOTH)) for idx in range(4)]
     await asyncio.sleep(0)
     with pytest.raises(JudgeFailedError):
-        await judge.ask("two", _BOTH)
-    gate.set()
+        await judge.ask("flood", "too many", _BOTH)
+    other = asyncio.create_task(judge.ask("other", "one", _BOTH))
     with pytest.raises(JudgeFailedError):
-        await first
+        await flood.pop()
+    gate.set()
+    assert all(await asyncio.gather(other, *flood))
+    assert asked == ["0", "1", "one", "2"]
     await judge.close()
 
 

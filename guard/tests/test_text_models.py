@@ -55,8 +55,8 @@ class _Judge:
     def __init__(self, answer: float | None) -> None:
         self.answer, self.num_asked = answer, 0
 
-    async def ask(self, text: str, heads: frozenset[str]) -> Mapping[str, float]:
-        del text
+    async def ask(self, tenant_id: str, text: str, heads: frozenset[str]) -> Mapping[str, float]:
+        del tenant_id, text
         self.num_asked += 1
         if self.answer is None:
             raise JudgeFailedError

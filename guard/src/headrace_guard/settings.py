@@ -80,7 +80,7 @@ class GuardSettings(RpcServiceSettings):
         0.8, gt=0, le=60, description="Most time for one answer of the judge. Seconds."
     )
     judge_max_in_flight: int = Field(
-        8, ge=1, le=1000, description="Questions to the judge at a time; more are not evaluated."
+        8, ge=1, le=1000, description="Questions to the judge at a time; as many may wait."
     )
     cached_verdicts: int = Field(
         20_000, ge=0, le=10_000_000, description="Texts whose results are kept; 0 = none."

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from headrace_common.errors import HeadraceError, Internal, QueueFull
@@ -27,7 +28,8 @@ _log = logging.getLogger(__name__)
 
 # Somebody who cancels through another process waits so long at most.
 _LOOK_S = 1.0
-MAX_RUNNING = 256
+# Of one tenant's no more than are left to others: half of them, if they are the only ones.
+MAX_RUNNING = 512
 
 
 class BackgroundResponses:
@@ -42,8 +44,8 @@ class BackgroundResponses:
     def __init__(self, kept: KeptResponses, events: KeptEvents, flow: RequestFlow) -> None:
         self._kept, self._events, self._flow = kept, events, flow
         self._running: dict[str, tuple[asyncio.Task[None], EventLog]] = {}
-        # Being kept, not yet running.
-        self._num_queued = 0
+        # Those that run and those that are being kept before that, by tenant.
+        self._under_way: Counter[str] = Counter()
 
     async def start(
         self, visit: Visit, response: Json, input_items: list[Json]
@@ -54,20 +56,26 @@ class BackgroundResponses:
             QueueFull: too many are under way here.
             Unavailable: it cannot be kept now.
         """
-        if len(self._running) + self._num_queued >= MAX_RUNNING:
+        tenant_id = visit.principal.tenant_id
+        if self._under_way[tenant_id] >= MAX_RUNNING - self._under_way.total():
             raise QueueFull("Too many background responses are under way.", retry_after_s=1.0)
-        self._num_queued += 1
+        self._under_way[tenant_id] += 1
         try:
             queued, log = await self._queue(visit, response, input_items)
-        finally:
-            self._num_queued -= 1
+        except BaseException:
+            self._end(tenant_id)
+            raise
         response["status"] = "in_progress"
         task = asyncio.create_task(
             self._run(dataclasses.replace(visit, exchange=log), response, log)
         )
         self._running[response["id"]] = (task, log)
         task.add_done_callback(lambda _: self._running.pop(response["id"], None))
+        task.add_done_callback(lambda _: self._end(tenant_id))
         return queued, log
+
+    def _end(self, tenant_id: str) -> None:
+        self._under_way -= Counter({tenant_id: 1})
 
     async def _queue(
         self, visit: Visit, response: Json, input_items: list[Json]

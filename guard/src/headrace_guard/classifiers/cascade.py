@@ -157,7 +157,7 @@ class CascadeModels:
             off_topic = None
         scored = [self._score(one, looked) for one in seen]
         if asked.uses_judge:
-            missed = await self._ask_judge(scored, text) or missed
+            missed = await self._ask_judge(tenant_id, scored, text) or missed
         matches = self._matches(scored, asked)
         if off_topic is not None:
             matches += self._off_topic(off_topic, len(text), asked)
@@ -230,7 +230,7 @@ class CascadeModels:
         scale = self._artefact.heads[seen.head].linear
         return _Scored(seen, scale.probability(seen.peak.logit), None, "linear", scale.thresholds)
 
-    async def _ask_judge(self, scored: list[_Scored], text: str) -> Reason | None:
+    async def _ask_judge(self, tenant_id: str, scored: list[_Scored], text: str) -> Reason | None:
         doubts = [
             one
             for one in scored
@@ -241,7 +241,9 @@ class CascadeModels:
         if self._judge is None:
             return Reason.NO_MODEL
         try:
-            found = await self._judge.ask(text, frozenset(one.seen.head for one in doubts))
+            found = await self._judge.ask(
+                tenant_id, text, frozenset(one.seen.head for one in doubts)
+            )
         except JudgeFailedError:
             return Reason.JUDGE_FAILED
         for one in doubts:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import httpx
 
+from headrace_common.fair_places import FairPlaces, NoPlaceError
 from headrace_guard.classifiers.heads import HARM, INDIRECT, INJECTION, TOXICITY
 
 _log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class Judge(Protocol):
         """Part of the models' version."""
         ...
 
-    async def ask(self, text: str, heads: frozenset[str]) -> Mapping[str, float]:
+    async def ask(self, tenant_id: str, text: str, heads: frozenset[str]) -> Mapping[str, float]:
         """Return a probability for each of *heads*.
 
         Raises:
@@ -61,7 +62,7 @@ class JudgeEndpoint:
         model: name there.
         api_key: sent as bearer token; empty = none.
         timeout_s: for one answer.
-        max_in_flight: questions at a time; more fail at once.
+        max_in_flight: questions at a time; as many may wait, shared by tenants.
     """
 
     base_url: str
@@ -83,7 +84,7 @@ class HttpJudge:
         self, endpoint: JudgeEndpoint, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         self._endpoint = endpoint
-        self._num_in_flight = 0
+        self._places = FairPlaces(endpoint.max_in_flight, endpoint.max_in_flight)
         headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
         self._client = httpx.AsyncClient(
             base_url=endpoint.base_url.rstrip("/") + "/",
@@ -97,22 +98,22 @@ class HttpJudge:
         """Part of the models' version."""
         return f"judge:{self._endpoint.model}"
 
-    async def ask(self, text: str, heads: frozenset[str]) -> Mapping[str, float]:
+    async def ask(self, tenant_id: str, text: str, heads: frozenset[str]) -> Mapping[str, float]:
         """Ask once for all *heads*.
 
         Raises:
             JudgeFailedError: busy, unreachable, late, or an answer that is not what was asked for.
         """
-        if self._num_in_flight >= self._endpoint.max_in_flight or len(text) > _MAX_CHARS:
+        if len(text) > _MAX_CHARS:
             raise JudgeFailedError
-        self._num_in_flight += 1
         try:
-            async with asyncio.timeout(self._endpoint.timeout_s):
+            async with asyncio.timeout(self._endpoint.timeout_s), self._places.place(tenant_id):
                 answer = await self._client.post("chat/completions", json=self._body(text, heads))
             answer.raise_for_status()
             return _read(answer.json(), heads)
         except (
             httpx.HTTPError,
+            NoPlaceError,
             TimeoutError,
             ValueError,
             LookupError,
@@ -121,8 +122,6 @@ class HttpJudge:
         ) as error:
             _log.warning("judge: no usable answer (%s)", type(error).__name__)
             raise JudgeFailedError from error
-        finally:
-            self._num_in_flight -= 1
 
     async def close(self) -> None:
         """Let the connections go."""
