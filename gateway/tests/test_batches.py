@@ -234,8 +234,8 @@ async def test_an_input_file_deleted_while_it_is_read_runs_not_in_part(
     """The batch fails as a whole."""
     read = StoredFiles.read
 
-    async def cut_short(stored: StoredFiles, file_id: str) -> AsyncIterator[bytes]:
-        async for piece in read(stored, file_id):
+    async def cut_short(stored: StoredFiles, owner: Owner, file_id: str) -> AsyncIterator[bytes]:
+        async for piece in read(stored, owner, file_id):
             yield piece
             await client.files.delete(file_id)
 

@@ -121,7 +121,7 @@ async def test_one_that_cannot_be_stored_says_that_too(
 ) -> None:
     """The state is away: the failure is told all the same, as not stored."""
 
-    async def refuse(_work: object) -> None:
+    async def refuse(_work: object, _whose: str = "") -> None:
         raise Unavailable("away")
 
     monkeypatch.setattr(fleet.gateway._state, "write", refuse)

@@ -103,7 +103,7 @@ async def test_a_story_outlives_its_process(
     """What the state did not take at once waits, and is written at the end at the latest."""
     is_refused = asyncio.Event()
 
-    async def refuse(_work: object) -> None:
+    async def refuse(_work: object, _whose: str = "") -> None:
         is_refused.set()
         raise Unavailable("away")
 

@@ -180,8 +180,8 @@ async def test_who_looks_spoils_no_end(tmp_path: Path, clock: FakeClock) -> None
     url, owner = f"sqlite:///{tmp_path / 's.sqlite3'}", Owner("t", "p")
 
     class Late(StateStore):
-        async def read(self, work: Callable[[Connection], T]) -> T:
-            found = await super().read(work)
+        async def read(self, work: Callable[[Connection], T], whose: str = "") -> T:
+            found = await super().read(work, whose)
             await kept.finish(_queued("completed"))
             return found
 
@@ -285,7 +285,7 @@ async def test_a_moment_without_the_state_loses_no_response(
     """Made and paid for, it is kept once the state takes it."""
     fleet.worker.switches.delay_per_token_s = 0.02
 
-    async def refuse(_work: object) -> None:
+    async def refuse(_work: object, _whose: str = "") -> None:
         raise Unavailable("away")
 
     async with fleet.openai() as client:

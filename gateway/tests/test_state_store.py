@@ -175,7 +175,7 @@ class HeldStore(StateStore):
         super().__init__(url, clock)
         self.has_worked, self.may_end = threading.Event(), threading.Event()
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
+    async def write(self, work: Callable[[Connection], T], whose: str = "") -> T:
         """Do the work, then hold its locks."""
 
         def held(connection: Connection) -> T:
@@ -184,7 +184,7 @@ class HeldStore(StateStore):
             self.may_end.wait(5)
             return done
 
-        return await super().write(held)
+        return await super().write(held, whose)
 
 
 @pytest.fixture

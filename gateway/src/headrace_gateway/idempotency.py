@@ -63,7 +63,7 @@ class Idempotency:
             HeadraceError: what *work* raises.
         """
         record_id = _record_id(caller, exchange)
-        claim = await self._claim(record_id, body, caller.request_id)
+        claim = await self._claim(record_id, body, caller)
         if claim.answer is not None:
             await _replay(exchange, claim.answer)
             return "replayed"
@@ -92,11 +92,13 @@ class Idempotency:
             await asyncio.wait(self._running, timeout=grace_s)
         await cancel_and_wait(*self._running)
 
-    async def _claim(self, record_id: bytes, body: bytes, request_id: str) -> Claim:
+    async def _claim(self, record_id: bytes, body: bytes, caller: Caller) -> Claim:
         digest = hashlib.sha256(body).digest()
         waited_s = 0.0
         while True:
-            claim = await self._records.claim(record_id, digest, request_id)
+            claim = await self._records.claim(
+                record_id, digest, caller.request_id, caller.principal.tenant_id
+            )
             if claim.kind is ClaimKind.OTHER_BODY:
                 raise IdempotencyConflict(
                     "This Idempotency-Key was used with another request body.",

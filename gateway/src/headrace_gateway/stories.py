@@ -132,7 +132,7 @@ class Stories:
         found = self._recent.get(request_id)
         if found is not None:
             return found.story() if Owner(found.tenant_id, found.project_id) == owner else None
-        return await self._state.read(lambda it: _kept(it, owner, request_id))
+        return await self._state.read(lambda it: _kept(it, owner, request_id), owner.tenant_id)
 
 
 def _write(connection: Connection, found: list[tuple[str, _Facts]], expires_s: int) -> None:

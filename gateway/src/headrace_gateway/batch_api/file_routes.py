@@ -97,10 +97,12 @@ def files_router(auth: KeyAuth, stored: StoredFiles) -> APIRouter:
     )
     async def content(file_id: str, request: Request) -> StreamingResponse:
         """Download a file."""
-        found = await stored.find(await owner_of(auth, request), file_id)
+        owner = await owner_of(auth, request)
+        found = await stored.find(owner, file_id)
         # Who gets less knows that the file went meanwhile.
         size = {"content-length": str(found["bytes"])}
-        return StreamingResponse(stored.read(file_id), media_type="application/jsonl", headers=size)
+        pieces = stored.read(owner, file_id)
+        return StreamingResponse(pieces, media_type="application/jsonl", headers=size)
 
     @router.delete("/{file_id}")
     async def delete(file_id: str, request: Request) -> Json:

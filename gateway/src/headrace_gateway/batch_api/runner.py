@@ -202,7 +202,7 @@ class BatchRunner:
         num_lines = 0
         try:
             async for line_no, raw in _numbered(
-                self._parts.files.read(batch.body["input_file_id"])
+                self._parts.files.read(batch.owner, batch.body["input_file_id"])
             ):
                 try:
                     line = read_line(raw, line_no, batch.body["endpoint"], seen)

@@ -87,7 +87,7 @@ class StoredBatches:
             "created_s": now_s,
             "expires_s": max(now_s + self._ttl_s, deadline_s + self._ttl_s),
         }
-        await self._state.write(lambda it: put(it, batches, [row]))
+        await self._state.write(lambda it: put(it, batches, [row]), owner.tenant_id)
 
     async def count_active(self, owner: Owner) -> int:
         """Return how many batches of a project are not over."""
@@ -96,7 +96,7 @@ class StoredBatches:
             .select_from(batches)
             .where(*_owned(owner), batches.c.status.in_(ACTIVE))
         )
-        return await self._state.read(lambda it: it.execute(asked).scalar_one())
+        return await self._state.read(lambda it: it.execute(asked).scalar_one(), owner.tenant_id)
 
     async def find(self, owner: Owner, batch_id: str) -> Json:
         """Return a batch's public object.
@@ -110,7 +110,7 @@ class StoredBatches:
             row = connection.execute(asked).mappings().first()
             return None if row is None else _public(connection, row)
 
-        found = await self._state.read(work)
+        found = await self._state.read(work, owner.tenant_id)
         if found is None:
             raise NotFound(f"Batch {batch_id[:100]!r} not found.", param="batch_id")
         return found
@@ -126,7 +126,7 @@ class StoredBatches:
             rows = connection.execute(select(batches).where(chosen).order_by(newest)).mappings()
             return {**shown, "data": [_public(connection, row) for row in rows]}
 
-        return await self._state.read(work)
+        return await self._state.read(work, owner.tenant_id)
 
     async def want_cancel(self, owner: Owner, batch_id: str) -> None:
         """Ask for the end of a batch that is not over; of another one nothing changes."""
@@ -144,7 +144,7 @@ class StoredBatches:
                 values = {"status": "cancelling", "body": orjson.dumps(changed)}
                 connection.execute(update(batches).where(*where).values(values))
 
-        await self._state.write(work)
+        await self._state.write(work, owner.tenant_id)
 
     # --- for the process that works on it ---------------------------------------------------
 

@@ -88,21 +88,27 @@ class StoredFiles:
             "created_s": now_s,
             "expires_s": now_s + _HALF_S,
         }
-        await self._state.write(lambda it: _begin(it, row, size_bytes, self.limits))
-        size_bytes = await self._write_chunks(file_id, pieces)
+        await self._state.write(
+            lambda it: _begin(it, row, size_bytes, self.limits), owner.tenant_id
+        )
+        size_bytes = await self._write_chunks(owner, file_id, pieces)
         expires_s = now_s + min(ttl_s or self.limits.ttl_s, self.limits.ttl_s)
         done = {"size_bytes": size_bytes, "expires_s": expires_s}
         where = files.c.file_id == file_id
-        await self._state.write(lambda it: it.execute(update(files).where(where).values(done)))
+        await self._state.write(
+            lambda it: it.execute(update(files).where(where).values(done)), owner.tenant_id
+        )
         return file_json({**row, **done})
 
-    async def _write_chunks(self, file_id: str, pieces: AsyncIterator[bytes]) -> int:
+    async def _write_chunks(self, owner: Owner, file_id: str, pieces: AsyncIterator[bytes]) -> int:
         size_bytes, idx, waiting = 0, 0, bytearray()
 
         async def flush() -> None:
             nonlocal idx, waiting
             chunk = {"file_id": file_id, "chunk_idx": idx, "data": bytes(waiting)}
-            await self._state.write(lambda it: it.execute(insert(file_chunks), chunk))
+            await self._state.write(
+                lambda it: it.execute(insert(file_chunks), chunk), owner.tenant_id
+            )
             idx, waiting = idx + 1, bytearray()
 
         async for piece in pieces:
@@ -123,7 +129,7 @@ class StoredFiles:
         Raises:
             NotFound: there is none of this owner's.
         """
-        row = await self._state.read(lambda it: _row(it, owner, file_id))
+        row = await self._state.read(lambda it: _row(it, owner, file_id), owner.tenant_id)
         if row is None:
             raise NotFound(f"File {file_id[:100]!r} not found.", param=param)
         return file_json(row)
@@ -138,7 +144,8 @@ class StoredFiles:
         if purpose is not None:
             asked = asked.where(files.c.purpose == purpose)
         rows = await self._state.read(
-            lambda it: it.execute(asked.order_by(files.c.file_id)).mappings().all()
+            lambda it: it.execute(asked.order_by(files.c.file_id)).mappings().all(),
+            owner.tenant_id,
         )
         return [file_json(row) for row in rows]
 
@@ -149,15 +156,15 @@ class StoredFiles:
             NotFound: there is none of this owner's.
         """
         await self.find(owner, file_id)
-        await self._state.write(lambda it: _drop(it, file_id))
+        await self._state.write(lambda it: _drop(it, file_id), owner.tenant_id)
 
-    async def read(self, file_id: str) -> AsyncIterator[bytes]:
+    async def read(self, owner: Owner, file_id: str) -> AsyncIterator[bytes]:
         """Yield a file's pieces; the caller has made sure whose it is."""
         idx = 0
         while True:
             where = (file_chunks.c.file_id == file_id, file_chunks.c.chunk_idx == idx)
             asked = select(file_chunks.c.data).where(*where)
-            data = await self._state.read(partial(_scalar, statement=asked))
+            data = await self._state.read(partial(_scalar, statement=asked), owner.tenant_id)
             if data is None:
                 return
             yield data

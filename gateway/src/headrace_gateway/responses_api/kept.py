@@ -69,7 +69,7 @@ class KeptResponses:
             "created_s": now_s,
             "expires_s": now_s + self._ttl_s,
         }
-        await self._state.write(lambda it: put(it, table, [row]))
+        await self._state.write(lambda it: put(it, table, [row]), owner.tenant_id)
 
     async def finish(self, response: Json, *where: ColumnElement[bool]) -> bool:
         """Replace a kept response by its finished state; False = it had ended or was deleted."""
@@ -103,7 +103,7 @@ class KeptResponses:
         Raises:
             NotFound: there is none of this owner's.
         """
-        row = await self._state.read(lambda it: _row(it, owner, response_id))
+        row = await self._state.read(lambda it: _row(it, owner, response_id), owner.tenant_id)
         if row is None:
             raise _not_found(response_id)
         kept, now_s = _kept(row), self._state.now_s()
@@ -136,7 +136,7 @@ class KeptResponses:
                 connection.execute(delete(events).where(mine))
             return deleted
 
-        deleted = await self._state.write(work)
+        deleted = await self._state.write(work, owner.tenant_id)
         if not deleted:
             raise _not_found(response_id)
 
@@ -149,7 +149,7 @@ class KeptResponses:
         """
         if not response_id:
             return []
-        chain = await self._state.read(lambda it: _chain(it, owner, response_id))
+        chain = await self._state.read(lambda it: _chain(it, owner, response_id), owner.tenant_id)
         items: list[Json] = []
         for kept in reversed(chain):
             items += kept.input_items

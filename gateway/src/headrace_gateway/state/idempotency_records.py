@@ -69,7 +69,9 @@ class IdempotencyRecords:
     def __init__(self, state: StateStore, ttl_s: int) -> None:
         self._state, self._ttl_s = state, ttl_s
 
-    async def claim(self, record_id: bytes, body_sha256: bytes, request_id: str) -> Claim:
+    async def claim(
+        self, record_id: bytes, body_sha256: bytes, request_id: str, tenant_id: str = ""
+    ) -> Claim:
         """Claim a record, or find out what has become of it; *request_id* owns what it claims."""
         now_s = self._state.now_s()
         row: dict[str, Any] = {  # Any: column values
@@ -91,7 +93,7 @@ class IdempotencyRecords:
                 return Claim(ClaimKind.OWN, request_id)
             return _found(connection, row, now_s)
 
-        return await self._state.write(work)
+        return await self._state.write(work, tenant_id)
 
     async def renew(self, record_id: bytes, owner: str) -> None:
         """Show that the request still runs."""

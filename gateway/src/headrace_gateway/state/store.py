@@ -36,7 +36,7 @@ _AWAY_POLL_S = 0.5
 
 
 # Runs work in a transaction, on a thread.
-_Run: TypeAlias = Callable[[Callable[[Connection], T]], Awaitable[T]]
+_Run: TypeAlias = Callable[[Callable[[Connection], T], str], Awaitable[T]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +73,23 @@ class StateStore:
         """Return the time of records: whole Unix seconds."""
         return int(self.clock.unix_s())
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
-        """Run *work* in a transaction that may write.
+    async def write(self, work: Callable[[Connection], T], whose: str = "") -> T:
+        """Run *work* in a transaction that may write; tenants have turns.
 
         Raises:
             InvalidRequest: PostgreSQL takes no NUL in a text.
             Unavailable: the database cannot do it now.
         """
-        return await self._bounded(self._database.write, work)
+        return await self._bounded(self._database.write, work, whose)
 
-    async def read(self, work: Callable[[Connection], T]) -> T:
-        """Run *work* on one unchanging view of the data.
+    async def read(self, work: Callable[[Connection], T], whose: str = "") -> T:
+        """Run *work* on one unchanging view of the data; tenants have turns.
 
         Raises:
             InvalidRequest: PostgreSQL takes no NUL in a text.
             Unavailable: the database cannot do it now.
         """
-        return await self._bounded(self._database.read, work)
+        return await self._bounded(self._database.read, work, whose)
 
     async def check(self) -> None:
         """Find out whether the database can ever serve; one that is away may.
@@ -121,12 +121,12 @@ class StateStore:
         """Wait for running work, let the connections go."""
         await self._database.close()
 
-    async def _bounded(self, run: _Run[T], work: Callable[[Connection], T]) -> T:
+    async def _bounded(self, run: _Run[T], work: Callable[[Connection], T], whose: str) -> T:
         """Do *work* in time. What is given up may still be done once the database lives again."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await self._ensure_tables()
-                return await run(work)
+                return await run(work, whose)
         except TimeoutError:
             raise Unavailable(
                 "The gateway's database does not answer.", retry_after_s=1.0

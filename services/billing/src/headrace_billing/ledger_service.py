@@ -23,7 +23,9 @@ class LedgerService:
         if not (request.key_id or request.tenant_id or request.request_id):
             raise InvalidRequest("Name a key_id, a tenant_id or a request_id.")
         check_storable(request)
-        return await self._database.read(lambda it: usage_store.list_usage(it, request))
+        return await self._database.read(
+            lambda it: usage_store.list_usage(it, request), request.tenant_id
+        )
 
     async def FindMissing(  # noqa: N802 - contract name
         self, request: pb.FindMissingRequest, _call: Call
@@ -46,7 +48,9 @@ class LedgerService:
     async def SumUsage(self, request: pb.SumUsageRequest, _call: Call) -> pb.SumUsageResponse:  # noqa: N802 - contract name
         """Usage by day, summed by what is asked for."""
         check_storable(request)
-        return await self._database.read(lambda it: usage_sums.sum_usage(it, request))
+        return await self._database.read(
+            lambda it: usage_sums.sum_usage(it, request), request.tenant_id
+        )
 
     async def Verify(self, _request: pb.VerifyRequest, _call: Call) -> pb.VerifyResponse:  # noqa: N802 - contract name
         """Recount everything from the events and compare."""

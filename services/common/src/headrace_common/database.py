@@ -1,5 +1,7 @@
 """A SQL database: one writer, few readers, each on threads of their own, never on the event loop.
 
+Tenants share the threads by turns: one that asks much waits behind itself.
+
 SQLite (WAL, synchronous FULL) and PostgreSQL 15 run the same statements. Work is a plain function
 of a connection; it runs in one transaction that is committed when the function returns and rolled
 back when it raises. A PostgreSQL database must be encoded in UTF8: any other loses texts, and
@@ -13,7 +15,6 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from sqlalchemy import (
@@ -33,12 +34,14 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
 
 from headrace_common.errors import Unavailable
+from headrace_common.fair_places import FairThreads
 from headrace_common.settings import SettingsError
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_NUM_READERS = 2
+# One of them is left to others, whoever asks much.
+_NUM_READERS = 3
 _BUSY_TIMEOUT_MS = 5000
 
 
@@ -59,47 +62,55 @@ class SqlDatabase:
         parsed = make_url(url)
         self._writer = _engine(parsed, service, pool_size=1, is_writer=True)
         self._reader = _engine(parsed, service, pool_size=_NUM_READERS, is_writer=False)
-        self._writer_thread = ThreadPoolExecutor(1, thread_name_prefix="db-writer")
-        self._reader_threads = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="db-reader")
+        self._writer_thread = FairThreads(1, "db-writer")
+        self._reader_threads = FairThreads(_NUM_READERS, "db-reader")
         self._last_failure = ""
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
-        """Run *work* in a transaction that may write. One at a time, in order.
+    async def write(self, work: Callable[[Connection], T], whose: str = "") -> T:
+        """Run *work* in a transaction that may write. One at a time, a tenant's in order.
+
+        Args:
+            work: what to do.
+            whose: tenant that asks for it; "" = the service itself.
 
         Raises:
             SettingsError: the database is not encoded in UTF8.
             Unavailable: the database cannot do it now; nothing is known to be written.
         """
-        return await self._run(self._writer_thread, self._writer, work)
+        return await self._run(self._writer_thread, self._writer, work, whose)
 
-    async def read(self, work: Callable[[Connection], T]) -> T:
+    async def read(self, work: Callable[[Connection], T], whose: str = "") -> T:
         """Run *work* on one unchanging view of the data.
+
+        Args:
+            work: what to do.
+            whose: tenant that asks for it; "" = the service itself.
 
         Raises:
             SettingsError: the database is not encoded in UTF8.
             Unavailable: the database cannot do it now.
         """
-        return await self._run(self._reader_threads, self._reader, work)
+        return await self._run(self._reader_threads, self._reader, work, whose)
 
     async def close(self) -> None:
-        """Wait for running work, then let the connections go."""
+        """Wait for all work, then let the connections go."""
+        await self._writer_thread.finish()
+        await self._reader_threads.finish()
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
-        self._writer_thread.shutdown()
-        self._reader_threads.shutdown()
         self._writer.dispose()
         self._reader.dispose()
 
     async def _run(
-        self, threads: ThreadPoolExecutor, engine: Engine, work: Callable[[Connection], T]
+        self, threads: FairThreads, engine: Engine, work: Callable[[Connection], T], whose: str
     ) -> T:
         def in_transaction() -> T:
             with engine.begin() as connection:
                 return work(connection)
 
         try:
-            result = await asyncio.get_running_loop().run_in_executor(threads, in_transaction)
+            result = await threads.run(whose, 1.0, in_transaction)
         except (DBAPIError, TimeoutError) as error:
             if not is_passing(error):
                 raise

@@ -53,6 +53,8 @@ class FairPlaces:
         self._most_each = most_each or num_places
         self._held: Counter[Hashable] = Counter()
         self._num_waiting = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
         self._waiting: dict[Hashable, deque[_Waiting]] = {}
         # Work begun for each; of whom it is not told, no more than for the one begun last.
         self._begun: dict[Hashable, float] = {}
@@ -113,6 +115,10 @@ class FairPlaces:
             self._begun_last = 0.0
         self._tell()
 
+    async def until_unused(self) -> None:
+        """Wait until nothing runs or waits."""
+        await self._unused.wait()
+
     def close(self) -> None:
         """Cancel all who wait."""
         for queue in self._waiting.values():
@@ -166,7 +172,12 @@ class FairPlaces:
             }
 
     def _tell(self) -> None:
-        self._on_change(self._num_waiting + self._held.total())
+        num_here = self._num_waiting + self._held.total()
+        if num_here:
+            self._unused.clear()
+        else:
+            self._unused.set()
+        self._on_change(num_here)
 
 
 class FairThreads:
@@ -207,6 +218,11 @@ class FairThreads:
         job = asyncio.get_running_loop().run_in_executor(self._threads, work)
         job.add_done_callback(lambda _: self._places.give_back(whose))
         return await asyncio.shield(job)
+
+    async def finish(self) -> None:
+        """Wait until all is done, then let the threads go."""
+        await self._places.until_unused()
+        self._threads.shutdown()
 
     def close(self, *, wait: bool = True) -> None:
         """Let the threads go once what runs has ended; who waits is cancelled.
