@@ -64,10 +64,7 @@ def metrics() -> dict[str, Any]:
 
 def boards() -> Iterator[tuple[str, str, str]]:
     """Yield dashboard, query and legend of each line."""
-    for path in sorted((ROOT / "deploy/grafana/boards").glob("*.json")):
-        for panel in json.loads(path.read_text())["panels"]:
-            for target in panel["targets"]:
-                yield f"{path.name}: {panel['title']}", target["expr"], target["legendFormat"]
+    yield from load("deploy/grafana/ask.py").lines()
 
 
 def asked() -> list[tuple[str, str]]:
@@ -123,6 +120,16 @@ def test_legends_name_labels_that_the_query_leaves(metrics) -> None:
         if not left:
             left = {it for name, _ in SELECTOR.findall(expr) for it in labels_of(name, metrics)}
         assert set(LEGEND.findall(legend)) <= left, where
+
+
+def test_a_live_prometheus_tells_of_wrong_queries_and_legends() -> None:
+    """What `deploy/grafana/ask.py` says of its answers."""
+    faults = load("deploy/grafana/ask.py").faults
+    lines = {"status": "success", "data": {"result": [{"metric": {"reason": "x"}}]}}
+    assert faults("{{reason}} of all", lines) == []
+    assert faults("{{ reason }}, {{model}}", lines) == ["no label model"]
+    assert faults("{{model}}", {"status": "success", "data": {"result": []}}) == []
+    assert faults("", {"status": "error", "error": "parse error"}) == ["parse error"]
 
 
 def test_values_that_are_asked_for_can_come(metrics) -> None:
