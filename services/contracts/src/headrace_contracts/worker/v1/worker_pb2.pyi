@@ -204,6 +204,7 @@ class TextPrompt(_message.Message):
     TOOLS_JSON_FIELD_NUMBER: _builtins.int
     TEMPLATE_ARGS_JSON_FIELD_NUMBER: _builtins.int
     ESTIMATED_TOKENS_FIELD_NUMBER: _builtins.int
+    NAMED_SAMPLING_FIELD_NUMBER: _builtins.int
     messages_json: _builtins.str
     """A conversation as chat templates see it: a JSON array of objects with role, content, and where
     given name, tool_calls, tool_call_id. Empty = `prompt` is a plain text.
@@ -215,6 +216,12 @@ class TextPrompt(_message.Message):
     """The client's words to the chat template, as a JSON object; empty = none."""
     estimated_tokens: _builtins.int
     """The gateway's guess of the prompt's length. Tokens."""
+    @_builtins.property
+    def named_sampling(self) -> Global___SamplingValues:
+        """What of `sampling` the client named, as it meant it: for the rest the engine's own defaults
+        stand. Absent = the gateway does not tell; `sampling` stands.
+        """
+
     def __init__(
         self,
         *,
@@ -223,10 +230,11 @@ class TextPrompt(_message.Message):
         tools_json: _builtins.str = ...,
         template_args_json: _builtins.str = ...,
         estimated_tokens: _builtins.int = ...,
+        named_sampling: Global___SamplingValues | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["named_sampling", b"named_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["estimated_tokens", b"estimated_tokens", "messages_json", b"messages_json", "prompt", b"prompt", "template_args_json", b"template_args_json", "tools_json", b"tools_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["estimated_tokens", b"estimated_tokens", "messages_json", b"messages_json", "named_sampling", b"named_sampling", "prompt", b"prompt", "template_args_json", b"template_args_json", "tools_json", b"tools_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -328,6 +336,63 @@ class Sampling(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
+
+@_typing.final
+class SamplingValues(_message.Message):
+    """Some of the values of Sampling; each may be absent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    temperature: _builtins.float
+    """0..2; 0 = greedy."""
+    top_p: _builtins.float
+    """Above 0, at most 1; 1 = off."""
+    top_k: _builtins.int
+    """0 = off."""
+    min_p: _builtins.float
+    """0..1; 0 = off."""
+    repetition_penalty: _builtins.float
+    """Above 0, at most 10; 1 = off."""
+    def __init__(
+        self,
+        *,
+        temperature: _builtins.float | None = ...,
+        top_p: _builtins.float | None = ...,
+        top_k: _builtins.int | None = ...,
+        min_p: _builtins.float | None = ...,
+        repetition_penalty: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
+    _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
+    _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
+    _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
+    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+
+Global___SamplingValues: _TypeAlias = SamplingValues  # noqa: Y015
 
 @_typing.final
 class Stopping(_message.Message):
@@ -916,6 +981,7 @@ class ModelCard(_message.Message):
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     CREATED_UNIX_S_FIELD_NUMBER: _builtins.int
     TAKES_TEXT_FIELD_NUMBER: _builtins.int
+    SAMPLING_DEFAULTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Served name."""
     fingerprint: _builtins.str
@@ -947,6 +1013,12 @@ class ModelCard(_message.Message):
     def special_tokens(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Spellings of special tokens as the template writes them, by name ("bos_token", ...)."""
 
+    @_builtins.property
+    def sampling_defaults(self) -> Global___SamplingValues:
+        """What its makers or its operator recommend; the gateway sets it where the client names nothing.
+        Absent values are OpenAI's own, or with takes_text the engine's.
+        """
+
     def __init__(
         self,
         *,
@@ -965,10 +1037,11 @@ class ModelCard(_message.Message):
         kv_bytes_per_token: _builtins.int = ...,
         created_unix_s: _builtins.int = ...,
         takes_text: _builtins.bool = ...,
+        sampling_defaults: Global___SamplingValues | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["recipe", b"recipe"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["recipe", b"recipe", "sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_bos", b"add_bos", "bos_token_id", b"bos_token_id", "can_embed", b"can_embed", "chat_template", b"chat_template", "context_tokens", b"context_tokens", "created_unix_s", b"created_unix_s", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "kv_bytes_per_token", b"kv_bytes_per_token", "model", b"model", "recipe", b"recipe", "special_tokens", b"special_tokens", "takes_text", b"takes_text", "tokenizer_sha256", b"tokenizer_sha256", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_bos", b"add_bos", "bos_token_id", b"bos_token_id", "can_embed", b"can_embed", "chat_template", b"chat_template", "context_tokens", b"context_tokens", "created_unix_s", b"created_unix_s", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "kv_bytes_per_token", b"kv_bytes_per_token", "model", b"model", "recipe", b"recipe", "sampling_defaults", b"sampling_defaults", "special_tokens", b"special_tokens", "takes_text", b"takes_text", "tokenizer_sha256", b"tokenizer_sha256", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
