@@ -106,6 +106,16 @@ async def test_says_what_computes(tmp_path):
         assert (await toy.describe()).device == "cpu"
 
 
+async def test_card_tells_what_requests_that_name_nothing_are_sampled_with(tmp_path):
+    """The operator's values over the model's; nothing said = nothing on the card."""
+    async with Toy(tmp_path, sampling_defaults='{"temperature": 0, "top_k": 20}') as toy:
+        (card,) = (await toy.describe()).models
+    assert card.sampling_defaults == pb.SamplingValues(temperature=0, top_k=20)
+    async with Toy(tmp_path) as toy:
+        (card,) = (await toy.describe()).models
+    assert not card.HasField("sampling_defaults")
+
+
 async def test_answers_while_it_loads(tmp_path):
     """Describe says LOADING; the rest says come back; then everything works."""
     toy = Toy(tmp_path)

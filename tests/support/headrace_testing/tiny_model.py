@@ -157,6 +157,7 @@ def write_gguf(
     seed: int = 0,
     quantization: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     metadata: dict[str, str] | None = None,
+    sampling: dict[str, float] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Write a GGUF file as llama.cpp's converter would.
 
@@ -166,6 +167,7 @@ def write_gguf(
         seed: of the weights.
         quantization: type of the matrices; norms stay float32.
         metadata: string values that replace the usual ones, to write broken files.
+        sampling: what the file recommends, by the ends of `general.sampling.*`.
 
     Returns:
         The weights that a reader should find, by their Hugging Face names.
@@ -175,6 +177,9 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, replaced.get("general.architecture", "llama"))
     _add_sizes(writer, shape)
     _add_tokenizer(writer, replaced)
+    for name, value in (sampling or {}).items():
+        add = writer.add_int32 if isinstance(value, int) else writer.add_float32
+        add(f"general.sampling.{name}", value)
     expected = {}
     for name, weight in tiny_weights(shape, seed).items():
         values = _permuted(weight.numpy(), name, shape)

@@ -46,6 +46,7 @@ from headrace_worker.kv_transfer import KvTransfer
 from headrace_worker.metrics import WorkerMetrics
 from headrace_worker.model.kv_memory import BlockMemory
 from headrace_worker.model_host import ModelHost, ReadyModel
+from headrace_worker.sampling_defaults import resolve
 from headrace_worker.server import (
     DESCRIPTOR,
     Served,
@@ -218,7 +219,9 @@ class WorkerApp:
             constraints=ConstraintCompiler(
                 lambda: tokenizer_of(model.info, model.table), self._clock, self.metrics
             ),
+            sampling_defaults=resolve(settings.sampling_defaults, model.info.sampling_defaults),
         )
+        _log.info("requests that name none are sampled with %s", served.sampling_defaults.said)
         # Blocks on their way in are held by no sequence, which the check of the books would report.
         if settings.check_invariants or not isinstance(model.runner, BlockMemory):
             return served

@@ -25,7 +25,7 @@ from headrace_worker.model import prepared_folder
 from headrace_worker.model.config import ModelConfig
 from headrace_worker.model.gguf_reader import GgufFile
 from headrace_worker.model.gguf_tokenizer import build_tokenizer
-from headrace_worker.model.prepared_folder import Manifest
+from headrace_worker.model.prepared_folder import Manifest, Source
 from headrace_worker.model.weights import tensor_plan
 
 # Called with a phase ("lock", "hash", "tokenizer", "weights", "done"), units done and units in all.
@@ -83,12 +83,19 @@ def prepare(source: Path, folder: Path, progress: Progress | None = None) -> Non
     """
     report = progress or _ignore
     folder.parent.mkdir(parents=True, exist_ok=True)
-    if not prepared_folder.is_complete(folder):
+    if not _is_current(folder):
         with _locked(folder, report):
             # Another process may have made it while we waited.
             if not prepared_folder.is_complete(folder):
                 _prepare_locked(source, folder, report)
+            elif not prepared_folder.tells_source(folder):
+                sampling = GgufFile(source).sampling_defaults
+                prepared_folder.tell_source(folder, Source(_file_sha256(source, report), sampling))
     report("done", 1, 1)
+
+
+def _is_current(folder: Path) -> bool:
+    return prepared_folder.is_complete(folder) and prepared_folder.tells_source(folder)
 
 
 def _prepare_locked(source: Path, folder: Path, report: Progress) -> None:
@@ -124,6 +131,7 @@ def _write(gguf: GgufFile, source: Path, folder: Path, report: Progress) -> None
         fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
         special_tokens=gguf.special_tokens,
         created_unix_s=int(source.stat().st_mtime),
+        source=Source(source_sha256, gguf.sampling_defaults),
     ).write(folder)
 
 

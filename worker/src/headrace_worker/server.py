@@ -29,6 +29,7 @@ from headrace_worker.kv_refusals import NoKvLeases
 from headrace_worker.kv_transfer import KvTransfer
 from headrace_worker.load_watch import ChangeSignal, load_reports
 from headrace_worker.model.info import ModelInfo
+from headrace_worker.sampling_defaults import SamplingDefaults
 
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["Worker"]
 _CHUNK_BYTES = 1 << 20
@@ -45,6 +46,7 @@ class Served:
     kv_capacity_tokens: int
     max_requests: int
     constraints: ConstraintCompiler
+    sampling_defaults: SamplingDefaults
     # None = this pool's blocks cannot be carried.
     transfer: KvTransfer | None = None
 
@@ -302,4 +304,5 @@ def _card(served: Served) -> pb.ModelCard:
         special_tokens=dict(info.special_tokens),
         kv_bytes_per_token=info.kv_bytes_per_token,
         created_unix_s=info.created_unix_s,
+        sampling_defaults=served.sampling_defaults.to_card(),
     )

@@ -6,9 +6,9 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 
 from headrace_common.settings import (
     OptionalAddress,
@@ -17,6 +17,7 @@ from headrace_common.settings import (
     TopicReplicas,
     config,
 )
+from headrace_worker.sampling_defaults import MODEL, check_setting
 
 
 def default_cache_dir() -> Path:
@@ -63,6 +64,13 @@ class WorkerSettings(_FleetMemberSettings):
     )
     model_name: str = Field(
         "smollm2-135m-instruct", min_length=1, max_length=200, description="Served model name."
+    )
+    sampling_defaults: Annotated[str, AfterValidator(check_setting)] = Field(
+        MODEL,
+        description="What requests that name none are sampled with: model = what the model's "
+        "generation_config.json, its GGUF file or its makers say; openai = temperature and top_p "
+        '1; or a JSON object over what the model says, such as {"temperature": 0.6, "top_k": 20}, '
+        "of temperature, top_p, top_k, min_p, repetition_penalty.",
     )
     cache_dir: Path = Field(
         default_factory=default_cache_dir,

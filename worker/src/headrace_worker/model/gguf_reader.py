@@ -17,6 +17,7 @@ from headrace_common.errors import InvalidRequest
 from headrace_worker.kernels.blocks import ByteArray, from_gguf
 from headrace_worker.model.config import ModelConfig, check_architecture
 from headrace_worker.model.gguf_config import config_from_gguf, token_id
+from headrace_worker.sampling_defaults import SamplingDefaults
 
 _GLOBAL_NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -93,6 +94,11 @@ class GgufFile:
     def chat_template(self) -> str:
         """The Jinja template, empty if there is none."""
         return str(self.metadata.get("tokenizer.chat_template", ""))
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """What the file recommends."""
+        return SamplingDefaults.of_gguf(self.metadata)
 
     @property
     def special_tokens(self) -> dict[str, str]:

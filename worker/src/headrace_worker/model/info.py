@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+
+from headrace_worker.sampling_defaults import SamplingDefaults
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class ModelInfo:
         special_tokens: spellings as the template writes them, by name ("bos_token", ...).
         kv_bytes_per_token: KV memory per token over all layers.
         created_unix_s: when the weights were written.
+        sampling_defaults: what the model's files and makers recommend.
     """
 
     fingerprint: str
@@ -39,6 +42,7 @@ class ModelInfo:
     special_tokens: Mapping[str, str]
     kv_bytes_per_token: int
     created_unix_s: int
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
 
     @cached_property
     def tokenizer_sha256(self) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from headrace_common.errors import InvalidRequest
 from headrace_worker.model.hf_folder import load_hf_folder
 from headrace_worker.model.prepared_folder import is_complete, load_prepared_folder
 from headrace_worker.model.weights import LoadedModel
+from headrace_worker.sampling_defaults import SamplingDefaults
 
 
 def load_model(folder: Path) -> LoadedModel:
@@ -17,10 +19,13 @@ def load_model(folder: Path) -> LoadedModel:
         InvalidRequest: it is neither, or the model is of a kind that this engine does not compute.
     """
     if is_complete(folder):
-        return load_prepared_folder(folder)
-    if (folder / "config.json").is_file():
-        return load_hf_folder(folder)
-    raise InvalidRequest(
-        f"{folder} is neither a prepared nor a Hugging Face model folder; "
-        "make one with: python -m headrace_worker.prepare FILE.gguf FOLDER"
-    )
+        loaded = load_prepared_folder(folder)
+    elif (folder / "config.json").is_file():
+        loaded = load_hf_folder(folder)
+    else:
+        raise InvalidRequest(
+            f"{folder} is neither a prepared nor a Hugging Face model folder; "
+            "make one with: python -m headrace_worker.prepare FILE.gguf FOLDER"
+        )
+    defaults = SamplingDefaults.of_folder(folder).over(loaded.info.sampling_defaults)
+    return replace(loaded, info=replace(loaded.info, sampling_defaults=defaults))

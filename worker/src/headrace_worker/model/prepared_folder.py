@@ -2,7 +2,7 @@
 
 ::
 
-    headrace_model.json    format, config, fingerprint, special tokens, sizes of the other files
+    headrace_model.json    format, config, fingerprint, special tokens, source, sizes of the others
     model.safetensors      float32, fused matrices, one entry per key of `weights.tensor_plan`
     blocks.safetensors     uint8, the matrices that the source has quantised, as `kernels.blocks`
     tokenizer.json
@@ -23,6 +23,7 @@ from headrace_worker.kernels.blocks import BlockMatrix
 from headrace_worker.model.config import ModelConfig
 from headrace_worker.model.info import ModelInfo
 from headrace_worker.model.weights import LoadedModel, assemble, num_columns
+from headrace_worker.sampling_defaults import SamplingDefaults, recommended
 
 # Raised when files of an older layout must be made anew.
 FORMAT = 2
@@ -36,6 +37,23 @@ _ALIGNMENT_BYTES = 64
 
 
 @dataclass(frozen=True)
+class Source:
+    """The file that a folder was made of.
+
+    Args:
+        sha256: of its content, hex.
+        sampling: what it recommends.
+    """
+
+    sha256: str
+    sampling: SamplingDefaults
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as the manifest has it."""
+        return {"sha256": self.sha256, "sampling": self.sampling.said}
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Content of headrace_model.json beside format and file sizes."""
 
@@ -43,6 +61,7 @@ class Manifest:
     fingerprint: str
     special_tokens: Mapping[str, str]
     created_unix_s: int
+    source: Source
 
     def write(self, folder: Path) -> None:
         """Write it, last of all files, with the sizes of the others."""
@@ -52,6 +71,7 @@ class Manifest:
             "fingerprint": self.fingerprint,
             "created_unix_s": self.created_unix_s,
             "special_tokens": dict(self.special_tokens),
+            "source": self.source.to_json(),
             "config": self.config.to_json(),
             "file_bytes": {name: (folder / name).stat().st_size for name in files},
         }
@@ -68,6 +88,20 @@ def is_complete(folder: Path) -> bool:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
+
+
+def tells_source(folder: Path) -> bool:
+    """Say whether a complete folder names its source; those of earlier versions do not."""
+    return "source" in json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+
+
+def tell_source(folder: Path, source: Source) -> None:
+    """Write the source into the manifest of a complete folder; atomic."""
+    values = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    draft = folder / f"{MANIFEST}.tmp"
+    told = {**values, "source": source.to_json()}
+    draft.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    draft.replace(folder / MANIFEST)
 
 
 def load_prepared_folder(folder: Path) -> LoadedModel:
@@ -93,8 +127,15 @@ def load_prepared_folder(folder: Path) -> LoadedModel:
         special_tokens=values["special_tokens"],
         kv_bytes_per_token=config.kv_bytes_per_token,
         created_unix_s=values["created_unix_s"],
+        sampling_defaults=_sampling_defaults(values.get("source")),
     )
     return LoadedModel(config, weights, info, blocks)
+
+
+def _sampling_defaults(source: dict[str, Any] | None) -> SamplingDefaults:
+    if source is None:
+        return SamplingDefaults()
+    return SamplingDefaults(**source["sampling"]).over(recommended(source["sha256"]))
 
 
 def write_safetensors_header(
