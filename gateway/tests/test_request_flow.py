@@ -12,9 +12,11 @@ from prometheus_client import CollectorRegistry
 from headrace_common.clock import SystemClock
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
+from headrace_contracts.worker.v1.worker_pb2 import ModelCard
 from headrace_gateway.admission import Admission
 from headrace_gateway.intake import EncodedPrompt
 from headrace_gateway.metrics import GatewayMetrics
+from headrace_gateway.model_directory import ServedCard
 from headrace_gateway.model_routes.choice import ModelChoice
 from headrace_gateway.openai_dialect import make_sink
 from headrace_gateway.openai_schema import parse_chat
@@ -92,7 +94,7 @@ class Intake:
 def flow_over(limiter: Limiter) -> tuple[RequestFlow, Admission]:
     metrics, clock = GatewayMetrics(CollectorRegistry()), SystemClock()
     admission = Admission(limiter, metrics)
-    card = SimpleNamespace(model="m", takes_text=False, block_size_tokens=16)
+    card = ServedCard.of(ModelCard(model="m"))
     model = SimpleNamespace(encoder=None, card=card)
     unused = cast(Any, None)
 

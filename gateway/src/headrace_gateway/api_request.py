@@ -10,6 +10,7 @@ from typing import Any
 from headrace_common.errors import InvalidRequest
 from headrace_contracts.guard.v1.guard_pb2 import Trust
 from headrace_contracts.worker.v1.worker_pb2 import LogprobOptions, OutputConstraint, Sampling
+from headrace_gateway.sampling_defaults import NOTHING_NAMED, NamedSampling
 
 # A chat message as templates see it. Any: strings, and JSON values inside tool calls.
 Message = dict[str, Any]
@@ -166,6 +167,7 @@ class ApiRequest:
 
     endpoint: Endpoint
     model: str
+    # OpenAI's defaults where the client named nothing; `named_sampling` tells what it named.
     sampling: Sampling
     limits: Limits
     streaming: StreamOptions
@@ -185,6 +187,7 @@ class ApiRequest:
     guard_slots: list[Slot | None] = field(default_factory=list)
     # Where parts stand that nothing can read (images, audio): never judged as clean.
     opaque_paths: list[str] = field(default_factory=list)
+    named_sampling: NamedSampling = NOTHING_NAMED
     n: int = 1
     # None = drawn at admission.
     seed: int | None = None

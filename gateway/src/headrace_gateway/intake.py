@@ -191,7 +191,9 @@ def make_jobs(
         )
         generate = _generate(told_id, request, model, principal, prompt, seed)
         if model.card.takes_text:
-            generate.text.CopyFrom(text_prompt(request, idx, len(prompt.token_ids)))
+            text = text_prompt(request, idx, len(prompt.token_ids))
+            model.card.sampling_defaults.fill(text.named_sampling, request.named_sampling)
+            generate.text.CopyFrom(text)
         else:
             generate.MergeFromString(_TOKEN_IDS + with_length(prompt.token_ids.varints))
         generate.ttft_slo_ms = ttft_slo_ms
@@ -236,7 +238,7 @@ def _generate(
         stopping.stop_token_ids.extend(limits.stop_token_ids)
     if limits.ignore_eos:
         stopping.ignore_eos = True
-    return GenerateRequest(
+    generate = GenerateRequest(
         request_id=told_id,
         model=model.card.model,
         cache_salt=principal.cache_salt,
@@ -249,6 +251,8 @@ def _generate(
         constraint=output_constraint(request),
         client_seed=request.seed is not None,
     )
+    model.card.sampling_defaults.fill(generate.sampling, request.named_sampling)
+    return generate
 
 
 def _all_ids(

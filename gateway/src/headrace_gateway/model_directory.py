@@ -27,6 +27,7 @@ from headrace_contracts.types.v1.types_pb2 import ReplicaRef
 from headrace_contracts.worker.v1 import worker_pb2
 from headrace_contracts.worker.v1.worker_pb2 import ModelCard
 from headrace_gateway.prompt import PromptEncoder
+from headrace_gateway.sampling_defaults import SamplingDefaults
 from headrace_gateway.text_prompt import TextEncoder
 
 _log = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class ServedCard:
     # Of the recipe for block hashes.
     hash_fingerprint: str
     block_size_tokens: int
+    sampling_defaults: SamplingDefaults
 
     @classmethod
     def of(cls, told: ModelCard) -> ServedCard:
@@ -84,6 +86,7 @@ class ServedCard:
             context_tokens=told.context_tokens,
             hash_fingerprint=told.recipe.model_fingerprint,
             block_size_tokens=told.recipe.block_size_tokens or BLOCK_SIZE_TOKENS,
+            sampling_defaults=SamplingDefaults(told),
         )
 
 

@@ -46,6 +46,7 @@ from headrace_gateway.openai_bodies import (
     ToolCallBody,
 )
 from headrace_gateway.output_fields import add_constraint
+from headrace_gateway.sampling_defaults import LEAST_TOP_P, NamedSampling
 from headrace_gateway.tool_fields import add_tools, guard_json
 
 _UINT32 = 2**32
@@ -67,6 +68,7 @@ _REFUSED: dict[str, tuple[object, ...]] = {
 # All of them at once: most requests have none.
 _all_refused = operator.attrgetter(*_REFUSED)
 _NONE_REFUSED = (None,) * len(_REFUSED)
+_named_sampling = operator.attrgetter(*NamedSampling._fields)
 
 
 def parse_chat(body: bytes) -> ApiRequest:
@@ -153,6 +155,7 @@ def _common(asked: CommonBody, endpoint: Endpoint, max_tokens: int | None) -> Ap
         endpoint=endpoint,
         model=asked.model,
         sampling=_sampling(asked),
+        named_sampling=NamedSampling(*_named_sampling(asked)),
         limits=limits,
         streaming=_streaming(asked),
         n=asked.n or 1,
@@ -165,8 +168,7 @@ def _common(asked: CommonBody, endpoint: Endpoint, max_tokens: int | None) -> Ap
 
 
 def _sampling(asked: CommonBody) -> Sampling:
-    # The contract reads a top_p of 0 as "off"; for the API it is the narrowest nucleus there is.
-    top_p = asked.top_p if asked.top_p != 0 else 1e-6
+    top_p = asked.top_p if asked.top_p != 0 else LEAST_TOP_P
     sampling = Sampling(
         temperature=1.0 if asked.temperature is None else asked.temperature,
         top_p=1.0 if top_p is None else top_p,

@@ -53,7 +53,8 @@ def text_prompt(request: ApiRequest, prompt_idx: int, estimated_tokens: int) -> 
     """
     if request.shown.token_ids:
         raise _unknown_tokens("return_token_ids")
-    text = TextPrompt(estimated_tokens=estimated_tokens)
+    named = request.named_sampling.to_values()
+    text = TextPrompt(estimated_tokens=estimated_tokens, named_sampling=named)
     if not request.endpoint.is_conversation:
         prompt = request.prompts[prompt_idx]
         if not isinstance(prompt, str):

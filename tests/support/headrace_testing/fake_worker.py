@@ -108,6 +108,7 @@ class FakeWorker(NoKv):
         model: served name.
         context_tokens: prompt and output together.
         max_requests: above this many running ones `Generate` is refused.
+        sampling_defaults: what its card recommends.
     """
 
     worker_id: str = "fake-1"
@@ -116,6 +117,7 @@ class FakeWorker(NoKv):
     model: str = MODEL
     context_tokens: int = 4096
     max_requests: int = 64
+    sampling_defaults: pb.SamplingValues | None = None
     switches: Switches = field(default_factory=Switches)
     # For tests to look at: every request taken, ids of running ones and of those cancelled.
     requests: list[pb.GenerateRequest] = field(default_factory=list)
@@ -245,6 +247,7 @@ class FakeWorker(NoKv):
             ),
             special_tokens=byte_tokenizer.SPECIAL_TOKENS,
             kv_bytes_per_token=1024,
+            sampling_defaults=self.sampling_defaults,
         )
 
     def _admit(self, request: pb.GenerateRequest) -> None:

@@ -15,6 +15,7 @@ from headrace_gateway.model_routes.cascade import asked_text
 from headrace_gateway.model_routes.choice import ModelChoice, sticky_key, usable_targets
 from headrace_gateway.model_routes.route_watch import RouteWatch
 from headrace_gateway.principal import Principal
+from headrace_gateway.sampling_defaults import SamplingDefaults
 
 _T = TypeVar("_T")
 
@@ -121,10 +122,13 @@ class ModelNames:
             targets = () if route is None else usable_targets(name, route, principal)
             known = [cards[target] for target in targets if target in cards]
             if route is not None and known:
+                defaults = [SamplingDefaults(card).shown for card in known]
                 shown[name] = {
                     **_model(min(known, key=lambda card: card.context_tokens)),
                     "id": name,
                     "route": {"kind": route.kind, "models": list(targets)},
+                    # None = it depends on the model that answers.
+                    "default_parameters": defaults[0] if defaults[1:] == defaults[:-1] else None,
                 }
         return [shown[name] for name in sorted(shown)]
 
@@ -144,4 +148,5 @@ def _model(card: ModelCard) -> Json:
         "owned_by": "headrace",
         "context_window": card.context_tokens,
         "max_model_len": card.context_tokens,
+        "default_parameters": SamplingDefaults(card).shown,
     }

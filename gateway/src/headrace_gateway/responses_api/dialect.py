@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from functools import partial
 
 import orjson
@@ -13,7 +14,7 @@ from headrace_common.errors import HeadraceError
 from headrace_gateway import error_body
 from headrace_gateway.answer import Sink
 from headrace_gateway.answer_extras import Json
-from headrace_gateway.api_request import Endpoint
+from headrace_gateway.api_request import ApiRequest, Endpoint
 from headrace_gateway.event_stream import named_event
 from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.model_routes.model_names import ModelNames
@@ -68,6 +69,8 @@ class ResponsesDialect:
         if not asked.body.background:
             return Reading(request, work.make_sink, end_failed=work.end_failed)
         await self._names.check(request.model, caller.principal)
+        with suppress(HeadraceError):  # who will answer may not be there yet
+            work.note_sampling(await self._names.find(request.model, caller.principal), request)
 
         async def detach(visit: Visit) -> bytes | AsyncIterator[bytes]:
             queued, log = await self._background.start(visit, work.response, work.items)
@@ -111,9 +114,14 @@ class _Work:
             for idx, item in enumerate(asked.items)
         ]
 
+    def note_sampling(self, model: ServedModel, request: ApiRequest) -> None:
+        """Tell what a model samples this request with."""
+        self.response.update(model.card.sampling_defaults.echo(request.named_sampling))
+
     def make_sink(self, visit: Visit, model: ServedModel, clock: Clock) -> Sink:
         """Return where the answer goes."""
         self.response["model"] = model.card.model
+        self.note_sampling(model, visit.request)
         on_end = self._finish if self._asked.body.background else self._keep
         return ResponseSink(
             visit.exchange,

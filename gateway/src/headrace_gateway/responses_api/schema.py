@@ -278,7 +278,8 @@ def echo(asked: Asked) -> Json:
         "safety_identifier": body.safety_identifier,
         "service_tier": "default" if body.service_tier in (None, "auto") else body.service_tier,
         "store": asked.is_stored,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
+        # What was not named is the model's, once it is known.
+        "temperature": body.temperature,
         "text": {
             "format": text.get("format") or {"type": "text"},
             "verbosity": text.get("verbosity") or "medium",
@@ -288,7 +289,7 @@ def echo(asked: Asked) -> Json:
         ),
         "tools": echo_tools(asked.tools),
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_p": body.top_p,
         "truncation": body.truncation or "disabled",
         "user": body.user,
     }
