@@ -177,3 +177,24 @@ def test_the_context_is_read_where_servers_tell_it() -> None:
     assert read_context({"id": "m", "context_window": 8192, "meta": None}) == 8192
     assert read_context({"id": "m", "meta": {"n_ctx": 2048, "n_ctx_train": 8192}}) == 2048
     assert read_context({"id": "m"}) == 0
+
+
+@pytest.mark.parametrize(
+    ("named", "sent"),
+    [
+        ({}, {}),
+        ({"temperature": 0}, {"temperature": 0}),
+        ({"temperature": 1, "top_p": 1, "min_p": 0, "repetition_penalty": 1},
+         {"temperature": 1, "top_p": 1, "min_p": 0, "repetition_penalty": 1}),
+        ({"top_k": 0}, {"top_k": -1}),
+    ],
+)  # fmt: skip
+def test_what_the_client_left_open_is_the_engines(
+    named: dict[str, float], sent: dict[str, float]
+) -> None:
+    """Its own defaults stand; a value that switches off is sent like any other."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    asked = request(sampling=pb.Sampling(temperature=1, top_p=1))
+    asked.text.named_sampling.CopyFrom(pb.SamplingValues(**named))  # type: ignore[arg-type]
+    body = body_of(asked, "big")
+    assert {name: body[name] for name in names if name in body} == sent

@@ -64,7 +64,7 @@ def body_of(request: pb.GenerateRequest, model: str, *, continuous_usage: bool =
         "stream": True,
         "stream_options": options,
         "max_tokens": request.stopping.max_tokens,
-        "temperature": request.sampling.temperature,
+        **_defaultable(request),
         **_sampling(request),
         **_stopping(request.stopping),
         **_logprobs(request.logprobs, is_chat=is_chat),
@@ -80,18 +80,31 @@ def body_of(request: pb.GenerateRequest, model: str, *, continuous_usage: bool =
     return body
 
 
+def _defaultable(request: pb.GenerateRequest) -> Json:
+    """Return what servers have a model's own defaults for: what the client named, as it did."""
+    if request.text.HasField("named_sampling"):
+        named = {field.name: value for field, value in request.text.named_sampling.ListFields()}
+        if named.get("top_k") == 0:
+            named["top_k"] = -1  # "off" to all of them; SGLang refuses 0
+        return named
+    sampling = request.sampling
+    optional: Json = {
+        "top_p": sampling.top_p if 0 < sampling.top_p < 1 else None,
+        "top_k": sampling.top_k or None,
+        "min_p": sampling.min_p or None,
+        "repetition_penalty": (
+            sampling.repetition_penalty if sampling.repetition_penalty not in (0, 1) else None
+        ),
+    }
+    return {"temperature": sampling.temperature, **_given(optional)}
+
+
 def _sampling(request: pb.GenerateRequest) -> Json:
     sampling = request.sampling
     optional: Json = {
         "n": request.n if request.n > 1 else None,
-        "top_p": sampling.top_p if 0 < sampling.top_p < 1 else None,
-        "top_k": sampling.top_k or None,
-        "min_p": sampling.min_p or None,
         "frequency_penalty": sampling.frequency_penalty or None,
         "presence_penalty": sampling.presence_penalty or None,
-        "repetition_penalty": (
-            sampling.repetition_penalty if sampling.repetition_penalty not in (0, 1) else None
-        ),
         "logit_bias": {str(k): v for k, v in sampling.logit_bias.items()} or None,
         "allowed_token_ids": list(sampling.allowed_token_ids) or None,
         "seed": request.seed if request.client_seed else None,
