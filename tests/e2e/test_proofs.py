@@ -64,7 +64,11 @@ def test_two_tenants_never_share_a_cache_hit(fleet: Fleet, key: ApiKey) -> None:
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8, "seed": 7}])
+@pytest.mark.parametrize(
+    "sampling",
+    [{"temperature": 0}, {"temperature": 0.8, "seed": 7}, {"temperature": None, "seed": 7}],
+    ids=["greedy", "drawn", "as the model recommends"],
+)
 def test_a_stream_survives_the_kill_of_its_worker(
     fleet: Fleet, key: ApiKey, sampling: dict[str, Any]
 ) -> None:
