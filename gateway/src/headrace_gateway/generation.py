@@ -91,8 +91,6 @@ class Job:
     # Of `tokens`, all choices together; of an engine that tells no ids, as it counts.
     num_output: int = 0
     finished: set[int] = field(default_factory=set)
-    # Monotonic time by which a replica must be found; None = it has begun, or need not.
-    place_by_s: float | None = None
     # Time that the first attempt spent in queues, of router and worker; None = not known yet.
     queue_s: float | None = None
     # As the last worker told them.
@@ -336,10 +334,6 @@ class Generator:
         started_s = self.clock.now_s()
         if not self.directory.is_following:
             return self._guess(job)
-        # 0 = as long as the router lets requests wait.
-        job.pick.max_queue_ms = 0
-        if job.place_by_s is not None:
-            job.pick.max_queue_ms = max(1, int((job.place_by_s - started_s) * 1000))
         try:
             return await self.router.pick(job.pick, deadline_s - started_s)
         except (ReplicaLost, Internal, Unimplemented):

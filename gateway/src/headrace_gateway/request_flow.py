@@ -75,9 +75,6 @@ _log = logging.getLogger(__name__)
 _GUARD_LATER_CHARS = 64 * 1024
 # The last event waits so long for the lease's return; then it goes on behind the answer.
 _SETTLE_WAIT_S = 0.25
-# A request that waits for a replica is refused in this part of the time in which its stream may
-# stay unopened.
-_QUEUE_RATIO = 0.9
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ class FlowLimits:
 
     request_timeout_s: float = 600.0
     keep_alive_s: float = 10.0
-    silent_start_s: float = 50.0
+    silent_start_s: float = 15.0
     ttft_goals: TtftGoals = field(default_factory=TtftGoals)
 
 
@@ -247,10 +244,7 @@ class RequestFlow:
 
     def _jobs(self, visit: Visit, model: ServedModel, prompts: list[EncodedPrompt]) -> list[Job]:
         goals = self.limits.ttft_goals
-        jobs = make_jobs(visit.request_id, visit.request, model, visit.principal, prompts, goals)
-        for job in jobs:
-            job.place_by_s = visit.started_s + _QUEUE_RATIO * self.limits.silent_start_s
-        return jobs
+        return make_jobs(visit.request_id, visit.request, model, visit.principal, prompts, goals)
 
     # --- the work --------------------------------------------------------------------------
 
@@ -350,8 +344,6 @@ class RequestFlow:
 
         def on_started(job: Job) -> None:
             self._add_headers(visit, job)
-            for other in visit.jobs:
-                other.place_by_s = None
             if start_bound is not None:
                 start_bound.reschedule(None)
 

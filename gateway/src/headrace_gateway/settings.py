@@ -111,12 +111,11 @@ class GatewaySettings(RpcServiceSettings):
         description="A stream silent for so long gets a comment, so that proxies keep it. Seconds.",
     )
     silent_start_s: float = Field(
-        50.0,
+        15.0,
         gt=0,
         le=3600,
-        description="A stream that no worker has begun is opened by a comment after so long. A "
-        "request that waits for a replica is refused before that, with a real status. Below the "
-        "idle timeouts of proxies and clients, which are often 60. Seconds.",
+        description="A stream that no worker has begun is opened by a comment after so long; until "
+        "then a refusal has a real status. Below idle timeouts of proxies and clients. Seconds.",
     )
     slow_reader_s: float = Field(
         30.0,

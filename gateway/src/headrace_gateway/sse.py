@@ -5,7 +5,8 @@
     (opening delta* finish)+ per choice, interleaved --> [usage] --> [DONE]
     : keep-alive                                          whenever nothing was sent for 10 s
 
-Nothing is sent, not even a status line, before a worker has begun (`kept_alive`).
+Nothing is sent, not even a status line, before a worker has begun or `silent_start_s` is over: see
+`kept_alive`.
 """
 
 from __future__ import annotations

@@ -14,14 +14,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 
-from headrace_common.errors import (
-    HeadraceError,
-    InvalidRequest,
-    ModelNotFound,
-    NoReplica,
-    NotFound,
-    QueueFull,
-)
+from headrace_common.errors import HeadraceError, InvalidRequest, ModelNotFound, NoReplica, NotFound
 from headrace_common.rpc import Call
 from headrace_common.rpc_server import RpcServer
 from headrace_contracts.router.v1 import router_pb2 as pb
@@ -37,7 +30,8 @@ class FakeRouter:
 
     Attributes:
         refuse_with: raised by every pick, until set to None again.
-        gate: while it is not set, picks wait as in a queue, as long as they may.
+        gate: while it is not set, picks wait as in a queue.
+        refuse_behind_gate: raised by every pick that has waited, until set to None again.
         picks: every request taken.
         progress: every report taken, by request id.
         running: replica of each pick whose call has not ended, by request id.
@@ -45,6 +39,7 @@ class FakeRouter:
     """
 
     refuse_with: HeadraceError | None = None
+    refuse_behind_gate: HeadraceError | None = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     picks: list[pb.PickRequest] = field(default_factory=list)
     progress: dict[str, list[pb.PickProgress]] = field(default_factory=dict)
@@ -97,7 +92,9 @@ class FakeRouter:
         self.picks.append(first.pick)
         if self.refuse_with is not None:
             raise self.refuse_with
-        await self._pass_gate(first.pick)
+        await self.gate.wait()
+        if self.refuse_behind_gate is not None:
+            raise self.refuse_behind_gate
         decision = self._decide(first.pick)
         request_id = first.pick.request_id
         self.running[request_id] = decision.replica
@@ -134,13 +131,6 @@ class FakeRouter:
         if decision is None:
             raise NotFound("No such decision is remembered.", param="request_id")
         return decision
-
-    async def _pass_gate(self, request: pb.PickRequest) -> None:
-        try:
-            async with asyncio.timeout(request.max_queue_ms / 1000 or None):
-                await self.gate.wait()
-        except TimeoutError:
-            raise QueueFull("No replica came free in time.", retry_after_s=2.0) from None
 
     def _decide(self, request: pb.PickRequest) -> pb.Decision:
         serving = [
