@@ -45,7 +45,7 @@ class NoGuard:
     """Lets everything pass; its keys are fail-open."""
 
     # There is none.
-    connection = None
+    connection, is_away = None, True
 
     def __init__(self, _address: str, _timeout_s: float) -> None:
         verdict = guard_pb2.Verdict(action=guard_pb2.ACTION_ALLOW)

@@ -159,6 +159,23 @@ async def test_guard_down_closes_closed_keys_and_opens_open_ones(
     await fleet.settled()
 
 
+async def test_a_guard_that_starts_again_is_waited_for(fleet: GatewayFleet) -> None:
+    """As long as a verdict may take: asked while nobody listens, and cut off while it judged."""
+    fleet.worker.script = saying("hello")
+    fleet.guard.switches.hang = True
+    cut = asyncio.create_task(ask(fleet, stream=True))
+    await eventually(lambda: fleet.guard.inputs)
+    await fleet.guard_server.kill()
+    fleet.guard.switches.hang = False
+    late = asyncio.create_task(ask(fleet))
+    done, _ = await asyncio.wait({cut, late}, timeout=0.5)
+    assert not done
+    await fleet.guard_server.start()
+    assert [(await it).status_code for it in (cut, late)] == [200, 200]
+    assert degraded(fleet, "guard") == 0
+    await fleet.settled()
+
+
 @pytest.mark.parametrize("fails_open", [False, True])
 async def test_a_guard_that_cannot_judge_is_not_counted_as_away(
     fleet: GatewayFleet, fails_open: bool

@@ -1,7 +1,13 @@
-"""The verdict on an input, under the key's policy for a guard that cannot answer."""
+"""The verdict on an input, under the key's policy for a guard that cannot answer.
+
+A guard that starts again is no reason to refuse: whoever cannot do without it asks again while
+nobody listens there, as long as a verdict may take. A guard that is there and silent is not asked
+twice.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -15,6 +21,7 @@ from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.principal import Principal
 
 _MAX_NAMED = 3
+_ASK_AGAIN_S = 0.1
 _FIELDS = pb.CheckInputRequest.DESCRIPTOR.fields_by_name
 _REQUEST_ID, _PARTS = (bytes_tag(_FIELDS[it].number) for it in ("request_id", "parts"))
 
@@ -25,24 +32,40 @@ InputCall = SessionCall[pb.CheckInputRequest, pb.CheckInputResponse]
 class InputChecker(Protocol):
     """What the guard offers here."""
 
+    @property
+    def is_away(self) -> bool:
+        """Whether nobody listened there at the last try."""
+        ...
+
     async def start_input_check(self, request: Encoded) -> InputCall:
         """Ask for the verdict on a whole request."""
         ...
 
 
 class PendingVerdict:
-    """A question on its way. `result` may be awaited once; else `cancel` it."""
+    """A question on its way: `ask` it; `result` may be awaited once, else `cancel` it."""
 
     def __init__(
         self,
-        asked: InputCall | HeadraceError,
+        guard: InputChecker,
+        request: Encoded,
         principal: Principal,
         parts: Sequence[GuardPart],
         metrics: GatewayMetrics,
+        longest_wait_s: float,
     ) -> None:
-        self._asked, self._principal = asked, principal
+        self._guard, self._request, self._principal = guard, request, principal
         self._parts, self._metrics = parts, metrics
         self._started_s = time.monotonic()
+        self._give_up_s = self._started_s + longest_wait_s
+        self._asked: InputCall | HeadraceError = ReplicaLost("The guard was not asked.")
+
+    async def ask(self) -> None:
+        """Send the question; what is wrong with the way there is told by `result`."""
+        try:
+            self._asked = await self._guard.start_input_check(self._request)
+        except HeadraceError as error:
+            self._asked = error
 
     @property
     def elapsed_s(self) -> float:
@@ -82,6 +105,23 @@ class PendingVerdict:
             self._asked.cancel()
 
     async def _answer(self) -> pb.CheckInputResponse:
+        num_cut = 0
+        while True:
+            is_cut = not isinstance(self._asked, HeadraceError)
+            try:
+                return await self._receive()
+            except ReplicaLost:
+                # Asked once more at once, which tells whether it is gone or silent.
+                num_cut += is_cut
+                may_return = num_cut <= 1 if is_cut else self._guard.is_away
+                is_late = time.monotonic() >= self._give_up_s
+                if self._principal.guard_fail_open or not may_return or is_late:
+                    raise
+            if not is_cut:
+                await asyncio.sleep(_ASK_AGAIN_S)
+            await self.ask()
+
+    async def _receive(self) -> pb.CheckInputResponse:
         if isinstance(self._asked, HeadraceError):
             raise self._asked
         answer = await self._asked.receive()
@@ -99,10 +139,16 @@ class PendingVerdict:
 
 
 class InputGuard:
-    """Asks the guard; the verdict is taken when it is needed."""
+    """Asks the guard; the verdict is taken when it is needed.
 
-    def __init__(self, guard: InputChecker, metrics: GatewayMetrics) -> None:
-        self._guard, self._metrics = guard, metrics
+    Args:
+        guard: judges.
+        metrics: inputs that go unjudged are counted.
+        longest_wait_s: for a guard that starts again.
+    """
+
+    def __init__(self, guard: InputChecker, metrics: GatewayMetrics, longest_wait_s: float) -> None:
+        self._guard, self._metrics, self._longest_wait_s = guard, metrics, longest_wait_s
 
     async def ask(
         self,
@@ -119,11 +165,11 @@ class InputGuard:
         if opaque_paths:
             pieces.append(pb.CheckInputRequest(opaque_paths=opaque_paths).SerializeToString())
         request = Encoded(b"".join(pieces))
-        try:
-            asked: InputCall | HeadraceError = await self._guard.start_input_check(request)
-        except HeadraceError as error:
-            asked = error
-        return PendingVerdict(asked, principal, parts, self._metrics)
+        pending = PendingVerdict(
+            self._guard, request, principal, parts, self._metrics, self._longest_wait_s
+        )
+        await pending.ask()
+        return pending
 
 
 def _blocked(verdict: pb.Verdict, parts: Sequence[GuardPart]) -> InputBlocked:

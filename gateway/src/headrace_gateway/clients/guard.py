@@ -35,6 +35,11 @@ class GuardClient:
         """What stands for the connection for as long as it lasts; None while there is none."""
         return self._session.connection
 
+    @property
+    def is_away(self) -> bool:
+        """Whether nobody listened there at the last try: it may be starting again."""
+        return self._session.is_away
+
     async def start_input_check(self, request: Encoded) -> InputCall:
         """Ask for the verdict on a whole request; it is received from the returned call.
 

@@ -460,8 +460,8 @@ class SessionClient:
         self._trying: asyncio.Task[_ClientStream] | None = None
         self._unreachable_until_s = 0.0
         # The last try got no answer in time (a frozen peer, a cut network): tries go on, whether or
-        # not anybody calls, and nobody waits for one before one succeeded.
-        self._is_silent = False
+        # not anybody calls, and nobody waits for one before one succeeded. Or nobody listened.
+        self._is_silent = self.is_away = False
         self._next_try: asyncio.TimerHandle | None = None
 
     @property
@@ -586,13 +586,13 @@ class SessionClient:
                 await stream.connect()
             # Only now: a half-made one must not be used by others.
             self._stream = stream
-            self._is_silent = False
+            self._is_silent = self.is_away = False
         except TimeoutError as error:
             self._unreachable_until_s = time.monotonic() + _UNREACHABLE_S
-            self._is_silent = True
+            self._is_silent, self.is_away = True, False
             raise ReplicaLost(f"The peer at {self.address} does not answer.") from error
         except OSError as error:
-            self._is_silent = False
+            self._is_silent, self.is_away = False, True
             raise ReplicaLost(f"The peer at {self.address} cannot be reached.") from error
         finally:
             if self._stream is not stream:
