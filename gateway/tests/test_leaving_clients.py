@@ -51,7 +51,7 @@ async def test_leaving_an_unguarded_answer_cancels_it_too(
     await eventually(lambda: fleet.worker.running)
     await asyncio.sleep(0.1)
     asked.cancel()
-    await eventually(lambda: fleet.worker.cancelled, within_s=1.0)
+    await eventually(lambda: fleet.worker.cancelled)
     await fleet.settled()
     (closed,) = fleet.usage.closed_events()
     assert (closed.ending, closed.usage.output_tokens) == (usage_pb2.ENDING_CLIENT_GONE, 4)

@@ -456,7 +456,7 @@ async def test_a_cancelled_stream_frees_the_worker(worker):
         await watch.aclose()
         return report.num_running == report.num_waiting == report.kv_used_tokens == 0
 
-    await eventually(is_idle, within_s=2)
+    await eventually(is_idle)
 
 
 async def test_load_is_reported_at_once_and_at_each_change(worker):
