@@ -33,6 +33,7 @@ class Billing:
         self.principals = {hashlib.sha256(b"sk-hr-a").digest(): Principal(key_id="a")}
         self.num_questions = 0
         self.failure: HeadraceError | None = None
+        self.is_away = False
         self.changes: asyncio.Queue[Change] = asyncio.Queue()
         self.may_answer = asyncio.Event()
         self.may_answer.set()
@@ -187,6 +188,30 @@ async def test_stale_answers_have_a_bound(scene: Scene) -> None:
     scene.clock.advance(201)
     with pytest.raises(Unavailable):
         await scene.ask()
+
+
+async def test_a_key_that_is_not_cached_waits_for_billing_to_start_again(scene: Scene) -> None:
+    """It is asked again while nobody listens; one that is there and fails is not."""
+    scene.billing.failure, scene.billing.is_away = ReplicaLost("away"), True
+    asked = asyncio.create_task(scene.ask())
+    await eventually(lambda: scene.billing.num_questions > 1)
+    scene.billing.failure, scene.billing.is_away = None, False
+    assert (await asked).key_id == "a"
+    scene.billing.failure = ReplicaLost("silent")
+    num_before = scene.billing.num_questions
+    with pytest.raises(Unavailable):
+        await scene.ask(b"sk-hr-b")
+    assert scene.billing.num_questions == num_before + 1
+
+
+async def test_billing_is_not_waited_for_without_end(scene: Scene) -> None:
+    """Two seconds, then the key cannot be checked."""
+    scene.billing.failure, scene.billing.is_away = ReplicaLost("away"), True
+    asked = asyncio.create_task(scene.ask())
+    await eventually(lambda: scene.billing.num_questions > 1)
+    scene.clock.advance(2.0)
+    with pytest.raises(Unavailable):
+        await asked
 
 
 async def test_expiry_is_checked_at_each_use(scene: Scene) -> None:

@@ -1,8 +1,9 @@
 """API key -> Principal: only its SHA-256 leaves this module, and only towards billing.
 
 A cached answer is used for a minute, dropped within a second of a change (`watch`), and served
-stale for at most five minutes while billing does not answer. Unknown keys are remembered for
-seconds, so that a client that repeats a wrong key does not become billing's load.
+stale for at most five minutes while billing does not answer; where nothing is cached, a billing
+that starts again is asked for two seconds more. Unknown keys are remembered for seconds, so that a
+client that repeats a wrong key does not become billing's load.
 """
 
 from __future__ import annotations
@@ -35,10 +36,16 @@ _MAX_REFUSED = 10_000
 # Billing beats every second; after three without one, nothing cached is trusted unasked.
 _WATCH_SILENCE_S = 3.0
 _MAX_KEY_BYTES = 512
+_RETURN_S, _ASK_AGAIN_S = 2.0, 0.1
 
 
 class KeySource(Protocol):
     """What billing offers here."""
+
+    @property
+    def is_away(self) -> bool:
+        """Whether nobody listened there at the last try."""
+        ...
 
     async def resolve_key(self, key_sha256: bytes) -> billing_pb2.Principal:
         """Return the owner of a key."""
@@ -147,23 +154,33 @@ class KeyAuth:
         if until_s > now:
             self._metrics.key_lookups.labels("refused_cache").inc()
             raise UnknownKey(told)
-        try:
-            return await self._look_up(digest)
-        except UnknownKey as error:
-            self._entries.pop(digest, None)
-            # Whoever has a key may know what became of it: revoked, its account suspended.
-            told = error.public_message if isinstance(error, KeyRevoked) else "Incorrect API key."
-            self._refused[digest] = now + _REFUSED_S, told
-            while len(self._refused) > _MAX_REFUSED:
-                self._refused.popitem(last=False)
-            raise UnknownKey(told) from None
-        except HeadraceError as error:
-            return self._stale(digest, now, error)
+        while True:
+            try:
+                return await self._look_up(digest)
+            except UnknownKey as error:
+                raise self._refuse(digest, now, error) from None
+            except HeadraceError as error:
+                known = self._stale(digest, now)
+                if known is not None:
+                    return known
+                if not self._source.is_away or self._clock.now_s() >= now + _RETURN_S:
+                    told = "The key cannot be checked now."
+                    raise Unavailable(told, retry_after_s=1.0) from error
+            await asyncio.sleep(_ASK_AGAIN_S)
 
-    def _stale(self, digest: bytes, now: float, error: HeadraceError) -> Principal:
+    def _refuse(self, digest: bytes, now: float, error: UnknownKey) -> UnknownKey:
+        self._entries.pop(digest, None)
+        # Whoever has a key may know what became of it: revoked, its account suspended.
+        told = error.public_message if isinstance(error, KeyRevoked) else "Incorrect API key."
+        self._refused[digest] = now + _REFUSED_S, told
+        while len(self._refused) > _MAX_REFUSED:
+            self._refused.popitem(last=False)
+        return UnknownKey(told)
+
+    def _stale(self, digest: bytes, now: float) -> Principal | None:
         entry = self._entries.get(digest)
         if entry is None or now - entry.checked_s > _STALE_S:
-            raise Unavailable("The key cannot be checked now.", retry_after_s=1.0) from error
+            return None
         self._metrics.key_lookups.labels("stale").inc()
         self._metrics.degraded.labels("billing").inc()
         return entry.principal

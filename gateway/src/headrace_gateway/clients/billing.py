@@ -27,6 +27,11 @@ class BillingClient:
     def __init__(self, address: str) -> None:
         self._session = SessionClient(address, _PATIENCE_S)
 
+    @property
+    def is_away(self) -> bool:
+        """Whether nobody listened there at the last try: it may be starting again."""
+        return self._session.is_away
+
     async def resolve_key(self, key_sha256: bytes) -> pb.Principal:
         """Return the owner of a key.
 
