@@ -128,12 +128,21 @@ async def test_priority_is_for_keys_that_have_it(fleet: GatewayFleet) -> None:
 
 
 async def test_words_that_the_template_does_not_know_are_refused(fleet: GatewayFleet) -> None:
-    """By name; a model that does not reason has no effort to set."""
+    """By name."""
     for fields, param in (
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ):
         answer = await post(fleet, "/v1/chat/completions", chat_body(**fields))
         assert answer.status_code == 400
         assert answer.json()["error"]["param"].startswith(param)
+
+
+async def test_an_effort_is_let_pass_where_nothing_reasons(fleet: GatewayFleet) -> None:
+    """As in the other two APIs: agents send one to every model, and every level is the same."""
+    prompts = []
+    for fields in ({}, {"reasoning_effort": "low"}, {"reasoning_effort": "none"}):
+        answer = await post(fleet, "/v1/chat/completions", chat_body(**fields))
+        assert answer.status_code == 200, answer.text
+        prompts.append(list(fleet.worker.requests[-1].prompt_token_ids))
+    assert prompts[0] == prompts[1] == prompts[2]

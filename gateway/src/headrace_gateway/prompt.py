@@ -78,13 +78,18 @@ class ChatTemplate:
     def check_args(self, args: Mapping[str, Any]) -> None:
         """Refuse what the template would pass over in silence.
 
+        An effort it may: a model that does not reason does so alike with any, and agents send one
+        to every model.
+
         Raises:
             InvalidRequest: it knows no such word, or the word is ours.
         """
         for name in args:
-            is_known = re.search(rf"\b{re.escape(name)}\b", self._source) is not None
+            is_known = name == "reasoning_effort" or re.search(
+                rf"\b{re.escape(name)}\b", self._source
+            )
             if name in _RESERVED or name in self._special_tokens or not is_known:
-                param = name if name == "reasoning_effort" else f"chat_template_kwargs.{name[:64]}"
+                param = f"chat_template_kwargs.{name[:64]}"
                 raise InvalidRequest(f"This model's chat template takes no {param}.", param=param)
 
     def render(
