@@ -16,8 +16,13 @@ LONG = LONG_CHARS + 1
 
 
 @pytest.fixture
-def intake() -> Iterator[Intake]:
-    made = Intake(16)
+def here() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def intake(here: list[int]) -> Iterator[Intake]:
+    made = Intake(16, here.append)
     yield made
     made.close()
 
@@ -26,8 +31,8 @@ def owner(tenant_id: str) -> Principal:
     return Principal(tenant_id=tenant_id, project_id="p", key_id="k")
 
 
-async def test_one_tenants_long_prompts_hold_up_no_other(intake: Intake) -> None:
-    """However many of them wait."""
+async def test_one_tenants_long_prompts_hold_up_no_other(intake: Intake, here: list[int]) -> None:
+    """However many of them wait; it is told how many do."""
     go = threading.Event()
     flood = [
         asyncio.create_task(intake.run(owner("flood"), LONG, lambda: go.wait(20)))
@@ -41,9 +46,10 @@ async def test_one_tenants_long_prompts_hold_up_no_other(intake: Intake) -> None
     finally:
         go.set()
     assert all(await asyncio.gather(*flood))
+    assert (max(here), here[-1]) == (51, 0)
 
 
 async def test_short_prompts_need_no_thread(intake: Intake) -> None:
     """They are encoded where they are."""
-    here = await intake.run(owner("t"), LONG_CHARS, threading.current_thread)
-    assert here is threading.current_thread()
+    thread = await intake.run(owner("t"), LONG_CHARS, threading.current_thread)
+    assert thread is threading.current_thread()

@@ -110,7 +110,7 @@ async def test_a_flood_of_long_texts_is_its_senders_own(guard: Guard) -> None:
     """It fills the queue and is refused; others' texts are judged, and its own answers are."""
     for _ in range(5):
         await guard.judge_input("one")
-    alone_s = []
+    alone_s: list[float] = []
     for _ in range(5):
         started_s = time.monotonic()
         await guard.judge_input("one")
@@ -118,7 +118,7 @@ async def test_a_flood_of_long_texts_is_its_senders_own(guard: Guard) -> None:
     until_s = time.monotonic() + FLOOD_S
     flood = [asyncio.create_task(guard.flood(until_s)) for _ in range(NUM_IN_FLIGHT)]
     await eventually(lambda: guard.refused.total() > 0, within_s=30)
-    beside_s = []
+    beside_s: list[float] = []
     while time.monotonic() < until_s or len(beside_s) < 3:
         started_s = time.monotonic()
         verdict = await guard.judge_input("one")

@@ -113,7 +113,7 @@ class Gateway:
         self._prices = PriceWatch(self._billing, PriceBook(clock))
         self._auth = KeyAuth(self._billing, clock, self.metrics, self._prices.on_change)
         self._admission = Admission(self._limits, self.metrics)
-        self._intake = Intake(settings.default_max_tokens)
+        self._intake = Intake(settings.default_max_tokens, self.metrics.prompts_encoding.set)
         self._usage_log: UsageLog = usage_log or OutboxUsageLog.build(
             settings.outbox_dir,
             settings.kafka_bootstrap,

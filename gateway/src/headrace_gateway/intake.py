@@ -63,12 +63,19 @@ class EncodedPrompt:
 
 
 class Intake:
-    """Makes prompts and jobs. Owns its threads, which tenants share."""
+    """Makes prompts and jobs. Owns its threads, which tenants share.
 
-    def __init__(self, default_max_tokens: int) -> None:
+    Args:
+        default_max_tokens: where nothing else bounds the output.
+        on_change: told how many long prompts are on threads or wait for one.
+    """
+
+    def __init__(
+        self, default_max_tokens: int, on_change: Callable[[int], object] = lambda _: None
+    ) -> None:
         self._default_max_tokens = default_max_tokens
         self._chains = ChainMemory()
-        self._threads = FairThreads(_NUM_THREADS, "tokenise")
+        self._threads = FairThreads(_NUM_THREADS, "tokenise", on_change=on_change)
 
     async def encode(
         self, request: ApiRequest, model: ServedModel, principal: Principal

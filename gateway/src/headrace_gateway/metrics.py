@@ -29,6 +29,11 @@ class GatewayMetrics:
             "Requests being served on the generating endpoints.",
             registry=registry,
         ).set_function(lambda: self.running.value)
+        self.prompts_encoding = Gauge(
+            "headrace_gateway_prompts_encoding",
+            "Long prompts that are being encoded or wait for a thread.",
+            registry=registry,
+        )
         self.ttft_s = LoopHistogram(
             "headrace_gateway_ttft_seconds",
             "Request fully read to first token written (way=stream) or known (way=whole: all are).",

@@ -41,8 +41,9 @@ async def test_slow_reading_of_one_holds_up_no_other(database: SqlDatabase) -> N
 async def test_writers_take_turns(database: SqlDatabase) -> None:
     """Another's write comes after the one that runs, not after all that wait."""
     go, done = threading.Event(), list[str]()
-    flood = [asyncio.create_task(database.write(lambda _: go.wait(20), "flood"))]
-    flood += [
+    running = asyncio.create_task(database.write(lambda _: go.wait(20), "flood"))
+    await asyncio.sleep(0)
+    flood = [
         asyncio.create_task(database.write(lambda _: done.append("flood"), "flood"))
         for _ in range(9)
     ]
@@ -50,7 +51,7 @@ async def test_writers_take_turns(database: SqlDatabase) -> None:
     other = asyncio.create_task(database.write(lambda _: done.append("other"), "other"))
     await asyncio.sleep(0)
     go.set()
-    await asyncio.gather(other, *flood)
+    await asyncio.gather(running, other, *flood)
     assert done == ["other", *["flood"] * 9]
 
 
