@@ -178,8 +178,11 @@ def write_gguf(
     _add_sizes(writer, shape)
     _add_tokenizer(writer, replaced)
     for name, value in (sampling or {}).items():
-        add = writer.add_int32 if isinstance(value, int) else writer.add_float32
-        add(f"general.sampling.{name}", value)
+        key = f"general.sampling.{name}"
+        if isinstance(value, int):
+            writer.add_int32(key, value)
+        else:
+            writer.add_float32(key, value)
     expected = {}
     for name, weight in tiny_weights(shape, seed).items():
         values = _permuted(weight.numpy(), name, shape)
