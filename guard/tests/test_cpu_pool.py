@@ -54,3 +54,16 @@ async def test_a_caller_that_leaves_frees_its_place_when_the_work_ends(pool: Cpu
         await leaving
     release.set()
     assert await eventually(lambda: pool.run("t", 1, lambda: True))
+
+
+async def test_short_texts_are_judged_by_turns_of_tenants(pool: CpuPool) -> None:
+    """Another's comes after the one that is judged, not after all that came before it."""
+    judged: list[str] = []
+
+    async def judge(whose: str) -> None:
+        await pool.run_long(whose, 100, lambda: judged.append(whose))
+
+    async with asyncio.TaskGroup() as group:
+        for whose in [*["flood"] * 9, "other"]:
+            group.create_task(judge(whose))
+    assert judged == ["flood", "other", *["flood"] * 8]

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from prometheus_client import Gauge
 
-from headrace_common.fair_places import FairThreads
+from headrace_common.fair_places import FairPlaces, FairThreads
 
 T = TypeVar("T")
 # Longer texts go to a thread: this much takes about a millisecond.
@@ -37,7 +37,7 @@ class Turns:
 
 
 class CpuPool:
-    """A few threads with a bounded queue. Used from one event loop.
+    """A few threads with a bounded queue, and the event loop for short texts. Used from that loop.
 
     Args:
         num_threads: texts judged at a time. RE2 lets go of the interpreter's lock while it matches.
@@ -47,6 +47,7 @@ class CpuPool:
 
     def __init__(self, num_threads: int, max_waiting: int, waiting: Gauge) -> None:
         self._threads = FairThreads(num_threads, "guard", max_waiting, waiting.set)
+        self._loop = FairPlaces(1)
 
     async def run(self, whose: Hashable, num_chars: int, work: Callable[[], T]) -> T:
         """Run *work* on a thread. A caller that leaves does not stop it: work bounds its own time.
@@ -62,12 +63,20 @@ class CpuPool:
         return await self._threads.run(whose, num_chars, work)
 
     async def run_long(self, whose: Hashable, num_chars: int, work: Callable[[], T]) -> T:
-        """Run *work* here if the text is short, on a thread if it is long.
+        """Run *work* here when it is this tenant's turn if the text is short, else on a thread.
 
         Raises:
             NoPlaceError: see `run`.
         """
-        return work() if num_chars <= INLINE_CHARS else await self.run(whose, num_chars, work)
+        if num_chars > INLINE_CHARS:
+            return await self.run(whose, num_chars, work)
+        await self._loop.take(whose, num_chars + 1)
+        try:
+            # Whose message has come as well gets into the queue, so that there are turns to take.
+            await asyncio.sleep(0)
+            return work()
+        finally:
+            self._loop.give_back(whose)
 
     def close(self) -> None:
         """Wait for running work and let the threads go."""

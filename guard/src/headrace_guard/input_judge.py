@@ -98,7 +98,7 @@ class InputJudge:
         fresh = {key: part for key, part in zip(keys, parts, strict=True) if key not in results}
         self._on_cached(len(parts) - len(fresh), len(fresh))
         turns = Turns()
-        judged = await self._check_parts(question, fresh, deadline, turns)
+        judged = await self._check_parts(question, fresh, deadline)
         border_findings, missed = await _check_borders(plan, parts, deadline, turns)
         for key, part in fresh.items():
             results[key] = judged[key]
@@ -117,21 +117,19 @@ class InputJudge:
         return combine(plan, parts, findings + border_findings, missed)
 
     async def _check_parts(
-        self, question: Question, fresh: dict[bytes, Part], deadline: Deadline, turns: Turns
+        self, question: Question, fresh: dict[bytes, Part], deadline: Deadline
     ) -> dict[bytes, PartResult]:
-        plan = question.plan
+        plan, run = question.plan, partial(self._pool.run_long, question.tenant_id)
         num_chars = sum(len(part.text) for part in fresh.values())
         if num_chars > INLINE_CHARS:
-            return await self._pool.run(
-                question.tenant_id,
+            return await run(
                 num_chars,
                 lambda: {key: check_part(plan, part, deadline) for key, part in fresh.items()},
             )
-        judged: dict[bytes, PartResult] = {}
-        for key, part in fresh.items():
-            judged[key] = check_part(plan, part, deadline)
-            await turns.pass_on()
-        return judged
+        return {
+            key: await run(len(part.text), partial(check_part, plan, part, deadline))
+            for key, part in fresh.items()
+        }
 
     def _is_blocked(self, plan: Plan, result: PartResult) -> bool:
         return any(

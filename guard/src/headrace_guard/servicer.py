@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from headrace_common.clock import Clock
@@ -14,7 +15,7 @@ from headrace_contracts.guard.v1 import guard_pb2 as pb
 from headrace_guard.audit_record import RecordMaker, Subject
 from headrace_guard.classifiers.blocklist import BlocklistTooLargeError
 from headrace_guard.classifiers.text_model import TextModels
-from headrace_guard.cpu_pool import CpuPool, Turns
+from headrace_guard.cpu_pool import INLINE_CHARS, CpuPool, Turns
 from headrace_guard.deadline import Deadline
 from headrace_guard.input_check import Part
 from headrace_guard.input_judge import InputJudge, Question
@@ -255,12 +256,13 @@ class GuardServicer:
         if prepared.missed is not None:
             return check.pass_unseen(text.text, text.last, prepared.missed)
         deadline = self._deadline(call)
+        feed = partial(check.feed, text.text, text.last, deadline)
+        if len(text.text) <= INLINE_CHARS:
+            return feed()
         # What was made and paid for does not wait behind the same tenant's new requests.
         whose = (prepared.tenant_id, Direction.OUTPUT)
         try:
-            return await self._tools.pool.run_long(
-                whose, len(text.text), lambda: check.feed(text.text, text.last, deadline)
-            )
+            return await self._tools.pool.run(whose, len(text.text), feed)
         except NoPlaceError:
             return check.pass_unseen(text.text, text.last, Reason.OVERLOADED)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ from headrace_guard.classifiers.text_model import (
     Trust,
 )
 from headrace_guard.classifiers.topic import TopicVectors, off_topic_logit
-from headrace_guard.cpu_pool import CpuPool
+from headrace_guard.cpu_pool import INLINE_CHARS, CpuPool
 from headrace_guard.deadline import Deadline
 from headrace_guard.normalise import Window
 from headrace_guard.verdict import Reason
@@ -134,13 +135,12 @@ class CascadeModels:
     async def _judge_stages(self, tenant_id: str, text: str, trust: Trust, asked: Asked) -> Judged:
         heads = _heads(trust, asked)
         has_words = self._embedder is not None
-        seen = (
-            await self._threads.run_long(
-                tenant_id, len(text), lambda: self._look(text, heads, has_words=has_words)
-            )
-            if heads
-            else []
-        )
+        seen: list[_Seen] = []
+        if heads:
+            look = partial(self._look, text, heads, has_words=has_words)
+            # Rules have read it just now: a short text goes on in the same turn of the loop.
+            is_short = len(text) <= INLINE_CHARS
+            seen = look() if is_short else await self._threads.run(tenant_id, len(text), look)
         has_topic = OFF_TOPIC in asked.points and asked.topic is not None and trust is Trust.USER
         missed = Reason.NO_MODEL if has_topic and self._embedder is None else None
         looked: dict[str, _Looked] = {}
