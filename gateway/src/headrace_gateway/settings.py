@@ -167,7 +167,7 @@ class GatewaySettings(RpcServiceSettings):
         100.0, ge=1, le=1e6, description="Most retries saved up: one lost worker's whole queue."
     )
     guard_timeout_s: float = Field(
-        2.0, gt=0, le=60, description="Longest wait for a verdict on an input. Seconds."
+        4.0, gt=0, le=60, description="Longest wait for a verdict on an input. Seconds."
     )
     admit_timeout_s: float = Field(
         0.5, gt=0, le=10, description="Longest wait for an admission. Seconds."

@@ -20,10 +20,11 @@ class GuardSettings(RpcServiceSettings):
         None, description="TOML file of policies; unset = the packaged default.toml."
     )
     check_budget_s: float = Field(
-        1.0,
+        3.0,
         gt=0,
         le=60,
-        description="Most time for judging one request or one piece of output. Seconds.",
+        description="Most time for one request or one piece of output, in queues and judged. "
+        "Seconds.",
     )
     max_input_chars: int = Field(
         2_000_000, ge=1, le=20_000_000, description="Longest request that is judged. Characters."
