@@ -1,5 +1,6 @@
 """The queue of one model."""
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from headrace_common.errors import QueueFull
 from headrace_common.kv_index import ReplicaKey
 from headrace_router.candidate import BATCH, HIGH, Candidate
+from headrace_router.drain_rate import WINDOW_S
 from headrace_router.fairness import VirtualCounters
 from headrace_router.pick import Choice
 from headrace_router.policies.hold import HoldParameters, HoldPolicy
@@ -226,3 +228,53 @@ def test_other_rules_hold_for_newcomers(counters, waiting) -> None:
     with pytest.raises(QueueFull):
         queue.add(waiting("c"), 1.0)
     assert len(queue) == 2
+
+
+def _moving(queue: ModelQueue, waiting: Callable[..., Waiting], num_turns: int) -> float:
+    """Let a queue move for a window; return the time at its end."""
+    for number in range(num_turns):
+        gone = waiting(arrived_s=0.0)
+        queue.add(gone, 1.0)
+        queue.note_turn(gone, WINDOW_S * (number + 1) / num_turns)
+        queue.remove(gone)
+    return WINDOW_S
+
+
+def test_who_cannot_be_served_in_time_is_told_early(counters, waiting) -> None:
+    """The newest, if the queue moves as it did, with a quarter of grace."""
+    queue = ModelQueue("m", counters, QueueSection(max_waiting_per_model=100))
+    now_s = _moving(queue, waiting, num_turns=16)
+    for number in range(40):
+        queue.add(waiting(str(number), arrived_s=now_s), 1.0)
+    # Two a second for ten seconds.
+    told = [one.query.request_id for one in queue.hopeless(now_s)]
+    assert told == [str(number) for number in range(25, 40)]
+
+
+def test_a_flood_makes_nobody_else_hopeless(counters, waiting) -> None:
+    """Tenants have their turns; a higher class goes first."""
+    queue = ModelQueue("m", counters, QueueSection(max_waiting_per_model=100))
+    now_s = _moving(queue, waiting, num_turns=16)
+    for number in range(60):
+        queue.add(waiting(f"flood{number}", arrived_s=now_s, tenant_id="flood"), 1.0)
+    queue.add(waiting("mine", arrived_s=now_s, tenant_id="other"), 1.0)
+    queue.add(waiting("high", arrived_s=now_s, tenant_id="flood", priority=HIGH), 1.0)
+    told = [one.query.request_id for one in queue.hopeless(now_s)]
+    assert told == [f"flood{number}" for number in range(23, 60)]
+
+
+def test_hope_is_given_up_only_where_the_rate_is_known(counters, waiting) -> None:
+    """A queue that is young or hardly moves may do better; a stream without its replica waits."""
+    queue = ModelQueue("m", counters, QueueSection(max_waiting_per_model=100))
+    for number in range(40):
+        queue.add(waiting(str(number), arrived_s=0.0), 1.0)
+    assert queue.hopeless(WINDOW_S) == []
+    now_s = _moving(queue, waiting, num_turns=16)
+    assert queue.hopeless(now_s - 1) == []
+    assert len(queue.hopeless(now_s)) == 35
+    for one in list(queue):
+        queue.remove(one)
+    lost = frozenset({ReplicaKey("w", 1)})
+    for number in range(40):
+        queue.add(waiting(str(number), arrived_s=now_s, excluded=lost), 1.0)
+    assert queue.hopeless(now_s + 2) == []

@@ -221,6 +221,8 @@ class PickDesk:
         for queue in list(self._queues.values()):
             for one in queue.expired(now_s):
                 self._fail(one, self._too_long())
+            for one in queue.hopeless(now_s):
+                self._fail(one, self._full())
             self._release(queue, now_s)
 
     def next_deadline_s(self) -> float | None:

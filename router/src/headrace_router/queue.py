@@ -9,6 +9,8 @@ pass by the few of all others.
 
 The queue is bounded; when it is full, a newcomer takes the place of the newest request of a lower
 class, or of the tenant with the most waiting requests, and is refused if it is of that kind itself.
+Who would be given up in the end, as the queue moves now, is told early: the client may still go
+elsewhere, and nobody is held up by work that comes too late.
 """
 
 from __future__ import annotations
@@ -19,12 +21,16 @@ from itertools import zip_longest
 
 from headrace_common.errors import HeadraceError, QueueFull
 from headrace_router.candidate import HIGH, Query
+from headrace_router.drain_rate import DrainRate
 from headrace_router.fairness import VirtualCounters
 from headrace_router.pick import Choice
 from headrace_router.policy_file import QueueSection
 
 # Requests looked at per release.
 SCAN_LIMIT = 48
+# A queue moves that much faster than it did, before somebody is told that his time is over.
+_HOPE = 1.25
+_LOOK_S = 1.0
 # No goal presses, the goal, the policy's urgency; the least goes first.
 _Order = tuple[bool, float, float]
 
@@ -87,6 +93,8 @@ class ModelQueue:
         # class of service -> tenant -> requests
         self._classes: dict[int, dict[str, _Line]] = {}
         self._num_waiting = 0
+        self._rate: DrainRate | None = None
+        self._looked_s = 0.0
 
     def use(self, rules: QueueSection) -> None:
         """Go on by other rules. Requests beyond a smaller bound stay."""
@@ -115,6 +123,8 @@ class ModelQueue:
             self.remove(victim)
         self._insert(one)
         self._num_waiting += 1
+        if self._rate is None:
+            self._rate = DrainRate(one.arrived_s)
         return victim
 
     def remove(self, one: Waiting) -> bool:
@@ -130,6 +140,8 @@ class ModelQueue:
         """A waiting request goes to its replica: its tenant has had a turn."""
         if (line := self._line_of(one)) is not None:
             line.served_s = now_s
+        if self._rate is not None:
+            self._rate.note(now_s)
 
     def others_wait(self, query: Query) -> bool:
         """Whether another tenant waits, in the class of a newcomer or a higher one."""
@@ -143,6 +155,26 @@ class ModelQueue:
     def expired(self, now_s: float) -> list[Waiting]:
         """Return the requests whose time is over. They stay in."""
         return [one for one in self if one.deadline_s <= now_s]
+
+    def hopeless(self, now_s: float) -> list[Waiting]:
+        """Return those who would be given up in the end, by the rate of late. They stay in.
+
+        Looks once a second. Requests that lost their replica are left: what they have is lost then.
+        """
+        rate = None if self._rate is None else self._rate.per_s(now_s)
+        if rate is None or now_s - self._looked_s < _LOOK_S:
+            return []
+        self._looked_s = now_s
+        found, num_ahead = [], 0
+        for _, tenants in sorted(self._classes.items(), reverse=True):
+            lines = [line.requests for line in tenants.values()]
+            for one in _interleave(lines, self._num_waiting):
+                num_served = (one.deadline_s - now_s) * rate * _HOPE
+                if num_ahead < num_served or one.query.excluded:
+                    num_ahead += 1
+                else:
+                    found.append(one)
+        return found
 
     def next_deadline_s(self) -> float | None:
         """Return when the next request's time is over; None = nobody waits."""
