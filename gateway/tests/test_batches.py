@@ -6,27 +6,23 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from sqlalchemy import select
 
-from headrace_common.errors import InvalidRequest, Unavailable
+from headrace_common.errors import Unavailable
 from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway.batch_api import batch_routes, file_routes, stored_files
 from headrace_gateway.batch_api.input_lines import MAX_LINE_BYTES
 from headrace_gateway.batch_api.line_call import LineCaller, LineOutcome
-from headrace_gateway.batch_api.stored_batches import Batch, StoredBatches
-from headrace_gateway.batch_api.stored_files import FileLimits, StoredFiles
+from headrace_gateway.batch_api.stored_batches import StoredBatches
+from headrace_gateway.batch_api.stored_files import StoredFiles
 from headrace_gateway.pricing import cached_tokens
 from headrace_gateway.principal import Principal
 from headrace_gateway.prompt import PromptEncoder
-from headrace_gateway.state import schema
-from headrace_gateway.state.store import Owner, StateStore
-from headrace_testing.clock import FakeClock
+from headrace_gateway.state.store import Owner
 from headrace_testing.fake_worker import MODEL, FakeWorker
 from headrace_testing.gateway_fleet import GatewayFleet
 from headrace_testing.postgres import LocalPostgres
@@ -526,71 +522,6 @@ async def test_results_find_room_whatever_the_bounds(fleet_parts: GatewayFleet) 
         with pytest.raises(openai.BadRequestError):
             await upload(client, line("no room"))
     await fleet_parts.close()
-
-
-async def test_a_file_that_is_refused_leaves_nothing(tmp_path: Path, clock: FakeClock) -> None:
-    """It is not written first; one that is being written has its room."""
-    state, owner = StateStore(f"sqlite:///{tmp_path / 's.sqlite3'}", clock), Owner("t", "p")
-    stored = StoredFiles(state, FileLimits(max_bytes=1000, project_bytes=1500, ttl_s=60))
-
-    async def pieces() -> AsyncIterator[bytes]:
-        yield b"x" * 1000
-        with pytest.raises(InvalidRequest, match="500 bytes"):
-            await stored.save(owner, "late", "b", "batch", nothing(), None, 501)
-        await stored.save(owner, "small", "b", "batch", nothing(), None, 500)
-
-    async def nothing() -> AsyncIterator[bytes]:
-        yield b"x" * 500
-
-    with pytest.raises(InvalidRequest, match="1000 bytes"):
-        await stored.save(owner, "large", "a", "batch", nothing(), None, 1001)
-    await stored.save(owner, "first", "a", "batch", pieces(), None, 1000)
-    assert [it["id"] for it in await stored.find_all(owner, None)] == ["first", "small"]
-    kept = await state.read(lambda it: set(it.scalars(select(schema.file_chunks.c.file_id))))
-    assert kept == {"first", "small"}
-    await state.close()
-
-
-async def test_batches_that_fail_let_others_pass(tmp_path: Path, clock: FakeClock) -> None:
-    """Whoever is let go unfinished waits behind those that wait already."""
-    state, owner = StateStore(f"sqlite:///{tmp_path / 's.sqlite3'}", clock), Owner("t", "p")
-    stored = StoredBatches(state, ttl_s=60)
-
-    async def claimed(num: int) -> list[str]:
-        found: list[Batch] = []
-        for _ in range(num):
-            batch = await stored.claim("w", {it.batch_id: "t" for it in found})
-            assert batch is not None
-            found.append(batch)
-        clock.advance(1.0)
-        for batch in found:
-            await stored.release(batch.batch_id, "w")
-        return [it.batch_id for it in found]
-
-    for batch_id in ("b1", "b2", "b3"):
-        await stored.add(owner, b"", {"id": batch_id}, state.now_s() + 3600)
-    assert await claimed(2) == ["b1", "b2"]
-    assert await claimed(2) == ["b3", "b1"]
-    assert await claimed(1) == ["b2"]
-    await state.close()
-
-
-async def test_tenants_have_turns_of_batches(tmp_path: Path, clock: FakeClock) -> None:
-    """Whoever has none under way comes first, however many of another's wait for longer."""
-    state = StateStore(f"sqlite:///{tmp_path / 's.sqlite3'}", clock)
-    stored = StoredBatches(state, ttl_s=60)
-    for tenant_id, batch_id in (("a", "b1"), ("a", "b2"), ("a", "b3"), ("b", "b4")):
-        await stored.add(
-            Owner(tenant_id, "p"), b"", {"id": batch_id}, deadline_s=state.now_s() + 3600
-        )
-    busy: dict[str, str] = {}
-    for expected in ("b1", "b4", "b2"):
-        batch = await stored.claim("w", busy)
-        assert batch is not None
-        assert batch.batch_id == expected
-        busy[batch.batch_id] = batch.owner.tenant_id
-    assert await stored.claim("w", busy, of_others=True) is None
-    await state.close()
 
 
 async def test_one_tenants_batches_hold_up_no_other(
