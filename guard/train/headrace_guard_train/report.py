@@ -25,6 +25,14 @@ from headrace_guard_train.plots import line_plot
 from headrace_guard_train.topics import Topics
 
 _NUM_POINTS = 60
+# What the heads judge, as an operator names it: attacks on the model reach two heads.
+_KINDS = {
+    "injection and jailbreaks, from users and in documents": ("injection", "indirect"),
+    "of these, from users": ("injection",),
+    "of these, in documents": ("indirect",),
+    "harmful requests": ("harm",),
+    "toxicity": ("toxicity",),
+}
 Json = dict[str, Any]  # Any: JSON
 
 
@@ -94,6 +102,30 @@ def _summary(found: Json) -> list[str]:
             rates = ("tpr_at_1_percent_fpr", "tpr_at_1_percent_of_ordinary", "tpr_balanced")
             cells = " | ".join(f"{row[rate]:.2f}" for rate in rates)
             lines.append(f"| {name} | {source} | {cells} | {said} |")
+    return [*lines, "", *by_kind(found)]
+
+
+def by_kind(found: Json) -> list[str]:
+    """Return one line a kind: all its left-out sources, each or each row counting the same."""
+    lines = [
+        "## By kind: cascade, TPR at 1 % FPR over all left-out sources",
+        "| kind | sources | mean of the sources | lowest, highest | of all rows |",
+        "|---|---|---|---|---|",
+    ]
+    for kind, heads in _KINDS.items():
+        rows = [
+            row
+            for head in heads
+            if head in found["heads"]
+            for row in found["heads"][head]["cascade"]["positives"].values()
+        ]
+        if rows:
+            rates = [row["tpr_at_1_percent_fpr"] for row in rows]
+            of_rows = np.average(rates, weights=[row["rows"] for row in rows])
+            lines.append(
+                f"| {kind} | {len(rows)} | {np.mean(rates):.2f} "
+                f"| {min(rates):.2f}, {max(rates):.2f} | {of_rows:.2f} |"
+            )
     return [*lines, ""]
 
 
