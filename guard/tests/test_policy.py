@@ -1,5 +1,6 @@
 """The policy file: what it means, and that every kind of mistake is named."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,13 +88,16 @@ def test_the_version_changes_with_the_content() -> None:
 
 @pytest.mark.parametrize("name", sorted(path.name for path in BROKEN.glob("*.toml")))
 def test_a_broken_file_is_refused_with_its_mistake(
-    name: str, capsys: pytest.CaptureFixture[str]
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command exits with 1 and says where."""
+    """The command exits with 2, as a start with it would, and says where."""
+    monkeypatch.setattr(sys, "argv", ["headrace-guard", "--check-config", str(BROKEN / name)])
     with pytest.raises(SystemExit) as ended:
-        main(["--check-config", str(BROKEN / name)])
-    assert ended.value.code == 1
-    assert MISTAKES[name] in capsys.readouterr().err
+        main()
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert MISTAKES[name] in told
+    assert name in told
 
 
 def test_every_kind_of_mistake_has_its_sample() -> None:
@@ -114,9 +118,12 @@ def test_a_missing_file_is_told() -> None:
         load_policies(Path("/nowhere/policy.toml"))
 
 
-def test_check_config_lists_policies_of_a_good_file(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a name the packaged file is checked."""
+def test_check_config_lists_policies_of_a_good_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a name the file that is set is checked, here the packaged one."""
+    monkeypatch.setattr(sys, "argv", ["headrace-guard", "--check-config"])
     with pytest.raises(SystemExit) as ended:
-        main(["--check-config"])
+        main()
     assert ended.value.code == 0
     assert "strict: 1/strict/" in capsys.readouterr().out

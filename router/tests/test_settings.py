@@ -36,7 +36,12 @@ def test_check_config_tells_good_from_bad(monkeypatch, capsys, tmp_path: Path) -
     good = tmp_path / "good.toml"
     good.write_text("version = 1\n")
     monkeypatch.setattr(sys, "argv", ["headrace-router", "--check-config", str(good)])
-    main()
+    # A file is checked where nothing else is set up, or is set up wrongly.
+    monkeypatch.setenv("HEADRACE_ROUTER_WORKERS", "nohost")
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 0
+    assert "policy hold" in capsys.readouterr().out
     good.write_text("version = 7\n")
     with pytest.raises(SystemExit) as caught:
         main()

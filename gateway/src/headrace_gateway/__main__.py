@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from pathlib import Path
 
 from headrace_common.lifecycle import Lifecycle
-from headrace_common.service_process import run_service, take_no_arguments
+from headrace_common.service_process import CheckedFile, run_service, take_arguments
 from headrace_gateway.app import Gateway
+from headrace_gateway.model_routes.route_file import describe_route_file
 from headrace_gateway.outbox_place import OutboxInUseError
 from headrace_gateway.settings import GatewaySettings
 
@@ -21,9 +23,13 @@ async def _serve(settings: GatewaySettings) -> None:
     await gateway.run()
 
 
+def _check(path: Path | None) -> str:
+    return "no file: no routes" if path is None else describe_route_file(path)
+
+
 def main() -> None:
-    """Load settings, start telemetry, serve until SIGTERM or SIGINT."""
-    take_no_arguments("gateway", GatewaySettings)
+    """Serve until SIGTERM or SIGINT, or check a file of model routes."""
+    take_arguments("gateway", GatewaySettings, CheckedFile("model_routes_file", _check))
     failures = (ValueError, OutboxInUseError)
     run_service("gateway", GatewaySettings.load_or_exit(), _serve, failures=failures)
 

@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TypeVar
 
+from headrace_common.settings import SettingsError
 from headrace_guard.classifiers.blocklist import MAX_TERM_CHARS
 from headrace_guard.classifiers.catalogue import CATEGORIES, DETECTORS_VERSION
 from headrace_guard.classifiers.text_model import CATEGORIES as MODEL_CATEGORIES
@@ -39,7 +40,7 @@ _ACTIONS = {
 _POINTS = {point.value: point for point in Point if point is not Point.ALL}
 
 
-class PolicyError(Exception):
+class PolicyError(SettingsError):
     """The policy file is wrong; the message lists every mistake, one a line."""
 
 
@@ -121,6 +122,8 @@ def load_policies(path: Path | None) -> dict[str, Policy]:
         return parse_policies(raw.decode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise PolicyError(f"cannot read the policy file: {error}") from error
+    except PolicyError as error:
+        raise PolicyError(f"{path or 'default.toml'}:\n{error}") from error
 
 
 def parse_policies(text: str) -> dict[str, Policy]:

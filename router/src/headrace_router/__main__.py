@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
 
 from headrace_common.clock import SystemClock
 from headrace_common.lifecycle import serve
-from headrace_common.service_process import run_service
-from headrace_common.settings import SettingsError
+from headrace_common.service_process import CheckedFile, run_service, take_arguments
 from headrace_router.app import RouterApp
 from headrace_router.policy_file import load_policy_file
 from headrace_router.settings import RouterSettings
@@ -20,21 +17,14 @@ async def _serve(settings: RouterSettings) -> None:
     await serve(app, app.lifecycle)
 
 
+def _check(path: Path | None) -> str:
+    return f"{path or 'the packaged file'}: policy {load_policy_file(path).pick.policy}"
+
+
 def main() -> None:
     """Run the router until SIGTERM, or check a policy file."""
-    parser = argparse.ArgumentParser(prog="headrace-router")
-    parser.add_argument(
-        "--check-config", metavar="FILE", type=Path, help="check a policy file and leave"
-    )
-    check: Path | None = parser.parse_args().check_config
-    settings = RouterSettings.load_or_exit()
-    try:
-        load_policy_file(check or settings.policy_file)
-    except SettingsError as error:
-        sys.stderr.write(f"headrace-router: {error}\n")
-        raise SystemExit(2) from error
-    if check is None:
-        run_service("router", settings, _serve)
+    take_arguments("router", RouterSettings, CheckedFile("policy_file", _check))
+    run_service("router", RouterSettings.load_or_exit(), _serve)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import threading
 from headrace_common.clock import SystemClock
 from headrace_common.errors import HeadraceError
 from headrace_common.metrics import new_registry
-from headrace_common.service_process import run_service, take_no_arguments
+from headrace_common.service_process import run_service, take_arguments
 from headrace_worker.app import LOAD_THREAD, serve
 from headrace_worker.engine.engine import ENGINE_THREAD
 from headrace_worker.engine.token_table import UnknownTokenizer
@@ -19,7 +19,7 @@ from headrace_worker.settings import WorkerSettings
 
 def main() -> None:
     """Run until told to stop; exit code 0 = drained, 1 = could not start, 2 = bad settings."""
-    take_no_arguments("worker", WorkerSettings)
+    take_arguments("worker", WorkerSettings)
     settings = WorkerSettings.load_or_exit()
     run_service("worker", settings, _serve, failures=(HeadraceError, UnknownTokenizer))
     leave()

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from headrace_common.settings import SettingsError
 from headrace_common.toml_file import load_toml
 from headrace_gateway.model_routes.cascade import Cascade, CascadeSection, load_head
 
@@ -96,11 +97,14 @@ def load_cascades(file: RouteFile, folder: Path) -> dict[str, Cascade]:
     Raises:
         SettingsError: one cannot be read.
     """
-    return {
-        name: Cascade(route.cascade, load_head(route.cascade.head, folder))
-        for name, route in file.routes.items()
-        if route.cascade is not None
-    }
+    cascades = {}
+    for name, route in file.routes.items():
+        if route.cascade is not None:
+            try:
+                cascades[name] = Cascade(route.cascade, load_head(route.cascade.head, folder))
+            except SettingsError as error:
+                raise SettingsError(f"routes.{name}: {error}") from error
+    return cascades
 
 
 def load_route_file(path: Path) -> tuple[RouteFile, str]:
@@ -111,3 +115,19 @@ def load_route_file(path: Path) -> tuple[RouteFile, str]:
     """
     file = load_toml(path, RouteFile, "model routes")
     return file, file.revision or hashlib.sha256(file.model_dump_json().encode()).hexdigest()[:12]
+
+
+def describe_route_file(path: Path) -> str:
+    """Read a file as a gateway would; return, in lines for people, what it leads to.
+
+    Raises:
+        SettingsError: a gateway would refuse it.
+    """
+    file, revision = load_route_file(path)
+    cascades = load_cascades(file, path.parent)
+    lines = [f"{path}: {len(file.routes)} routes, revision {revision}"]
+    for name, route in file.routes.items():
+        lines.append(f"{name}: {route.kind} of {', '.join(route.targets)}")
+        if name in cascades and cascades[name].why_off:
+            lines.append(f"{name}: the cascade is off, {cascades[name].why_off}")
+    return "\n".join(lines)

@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace_billing.price_rules import check_price, place_of
 from headrace_common.errors import InvalidRequest
+from headrace_common.settings import SettingsError
 from headrace_contracts.billing.v1.billing_pb2 import Price
 from headrace_contracts.usage.v1.usage_pb2 import PriceTier
 
@@ -31,7 +32,7 @@ _OPTIONAL = (
 _TIERS = {"standard": 1, "batch": 2, "priority": 3}
 
 
-class PriceFileError(Exception):
+class PriceFileError(SettingsError):
     """The price file is wrong; the message says where."""
 
 

@@ -19,7 +19,7 @@ _PASSWORD = re.compile(r"(://[^/@\s:]*:)[^/@\s]*@")
 
 
 class SettingsError(Exception):
-    """The environment does not make valid settings; the message lists every mistake."""
+    """Settings, or a file of policy that they name, are wrong; the message lists every mistake."""
 
 
 class ServiceSettings(BaseSettings):

@@ -31,7 +31,10 @@ def load_toml(path: Path | Traversable, model: type[Model], name: str) -> Model:
         raise SettingsError(f"{name} {path}: {error}") from error
     except ValidationError as error:
         mistakes = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}"
+            ".".join(str(part) for part in item["loc"])
+            + (": " if item["loc"] else "")
+            # What our own checks raise.
+            + item["msg"].removeprefix("Value error, ")
             for item in error.errors()
         )
         raise SettingsError(f"{name} {path}: {mistakes}") from error
