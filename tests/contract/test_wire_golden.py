@@ -1,7 +1,8 @@
 """Messages that a released version wrote must decode for ever.
 
 `UPDATE_GOLDEN=1 pytest tests/contract/test_wire_golden.py` writes the files of messages that have
-none yet; existing files are never rewritten.
+none yet; existing bytes are never rewritten. A field that the contract drops leaves the `.json`,
+which says what the bytes mean today; its number stays reserved.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor_pb2 import DescriptorProto
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from headrace_contracts.cache_index.v1 import cache_index_pb2
 from headrace_contracts.guard.v1 import guard_pb2
@@ -96,6 +99,26 @@ def test_golden_bytes_decode_to_what_they_meant(cls: type[Message]) -> None:
         binary.write_bytes(message.SerializeToString(deterministic=True))
         meaning.write_text(_readable(message))
     assert _readable(cls.FromString(binary.read_bytes())) == meaning.read_text()
+
+
+@pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.DESCRIPTOR.full_name)
+def test_the_number_of_a_dropped_field_stays_reserved(cls: type[Message]) -> None:
+    """Given to another field, it would read old bytes as something that they never said."""
+    stem = WIRE / f"{cls.DESCRIPTOR.full_name}.{VERSION}.bin"
+    _check_unknown(cls.FromString(stem.read_bytes()))
+
+
+def _check_unknown(message: Message) -> None:
+    contract = DescriptorProto()
+    message.DESCRIPTOR.CopyToProto(contract)
+    reserved = {
+        number for span in contract.reserved_range for number in range(span.start, span.end)
+    }
+    assert {it.field_number for it in UnknownFieldSet(message)} <= reserved
+    for field, value in message.ListFields():
+        if field.message_type and not field.message_type.GetOptions().map_entry:
+            for held in value if field.is_repeated else (value,):
+                _check_unknown(held)
 
 
 def _readable(message: Message) -> str:

@@ -21,7 +21,6 @@ from headrace_common.errors import (
     InvalidRequest,
     ModelNotFound,
     ReplicaDraining,
-    Unimplemented,
 )
 from headrace_common.metrics import new_registry
 from headrace_common.rpc import call_stream, call_unary, method_ref, open_channel
@@ -42,8 +41,6 @@ FETCH = method_ref(SERVICE, "FetchTokenizer", pb.FetchTokenizerRequest, pb.Token
 WATCH = method_ref(SERVICE, "WatchLoad", pb.WatchLoadRequest, pb.LoadReport)
 DRAIN = method_ref(SERVICE, "Drain", pb.DrainRequest, pb.DrainResponse)
 EMBED = method_ref(SERVICE, "Embed", pb.EmbedRequest, pb.EmbedResponse)
-EXPORT = method_ref(SERVICE, "ExportKv", pb.ExportKvRequest, pb.KvTransferHandle)
-RELEASE = method_ref(SERVICE, "ReleaseKv", pb.ReleaseKvRequest, pb.ReleaseKvResponse)
 
 
 @contextlib.asynccontextmanager
@@ -383,7 +380,6 @@ async def test_an_answer_obeys_its_constraint(worker, constraint, pattern):
         ({"constraint": pb.OutputConstraint(regex="(")}, InvalidRequest),
         ({"constraint": pb.OutputConstraint(choice=pb.TextChoice())}, InvalidRequest),
         ({"constraint": pb.OutputConstraint(tool_calls=pb.ToolCallRules())}, InvalidRequest),
-        ({"kv_source": pb.KvTransferHandle(lease_id="x")}, Unimplemented),
     ],
 )
 async def test_what_cannot_be_done_is_refused_before_the_first_event(worker, change, error):
@@ -394,13 +390,6 @@ async def test_what_cannot_be_done_is_refused_before_the_first_event(worker, cha
         await anext(worker.session.stream(GENERATE, pb.GenerateRequest(**fields)))
     if isinstance(refusal.value, InvalidRequest):
         assert str(refusal.value.param).split(".")[0] in change
-
-
-async def test_what_is_not_offered_says_so(worker):
-    """KV export is UNIMPLEMENTED; ending no lease is nothing."""
-    with pytest.raises(Unimplemented):
-        await worker.unary(EXPORT, pb.ExportKvRequest())
-    await worker.unary(RELEASE, pb.ReleaseKvRequest(lease_id="none"))
 
 
 def an_embed_request(*inputs, **fields):

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from headrace_common.blocks import chain_key
-from headrace_common.errors import InvalidRequest, ModelNotFound, Unimplemented
+from headrace_common.errors import InvalidRequest, ModelNotFound
 from headrace_contracts.worker.v1 import worker_pb2 as pb
 from headrace_worker.engine.request import Priority, Request, SamplingParams, StopParams
 
@@ -40,7 +40,6 @@ def parse(message: pb.GenerateRequest, rules: RequestRules, key: int, now_s: flo
     Raises:
         InvalidRequest: a field is wrong; `param` names it.
         ModelNotFound: neither this model nor this adapter is served here.
-        Unimplemented: it asks for something that this engine cannot do.
     """
     _refuse_unknown(message, rules)
     n = message.n or 1
@@ -77,8 +76,6 @@ def _refuse_unknown(message: pb.GenerateRequest, rules: RequestRules) -> None:
         raise ModelNotFound(f"Model {message.model!r} is not served here.", param="model")
     if message.adapter:
         raise ModelNotFound(f"Adapter {message.adapter!r} is not loaded here.", param="adapter")
-    if message.kv_source.lease_id:
-        raise Unimplemented("This engine takes no leased KV blocks.", param="kv_source")
 
 
 def _sampling(message: pb.Sampling, vocab_size: int) -> SamplingParams:

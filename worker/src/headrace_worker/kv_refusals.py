@@ -1,4 +1,4 @@
-"""Calls about KV blocks that a worker does not offer; a servicer inherits those."""
+"""What a worker says that hands no KV blocks to others; its servicer inherits it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,7 @@ from headrace_common.rpc import Call
 from headrace_contracts.worker.v1 import worker_pb2 as pb
 
 
-class NoKvLeases:
-    """Nothing is exported for later."""
-
-    async def ExportKv(self, _request: pb.ExportKvRequest, _call: Call) -> pb.KvTransferHandle:  # noqa: N802 - contract name
-        """Not offered."""
-        raise Unimplemented("This engine does not export KV blocks.")
-
-    async def ReleaseKv(self, _request: pb.ReleaseKvRequest, _call: Call) -> pb.ReleaseKvResponse:  # noqa: N802 - contract name
-        """No lease is ever given, so there is nothing to end."""
-        return pb.ReleaseKvResponse()
-
-
-class NoKv(NoKvLeases):
+class NoKv:
     """The engine's memory is its own."""
 
     async def PrefillKv(  # noqa: N802 - contract name

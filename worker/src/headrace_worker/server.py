@@ -25,7 +25,6 @@ from headrace_worker.engine.output import RequestOutput
 from headrace_worker.engine.token_table import TokenTable
 from headrace_worker.generate_events import EventWriter
 from headrace_worker.generate_request import RequestRules, parse
-from headrace_worker.kv_refusals import NoKvLeases
 from headrace_worker.kv_transfer import KvTransfer
 from headrace_worker.load_watch import ChangeSignal, load_reports
 from headrace_worker.model.info import ModelInfo
@@ -111,7 +110,7 @@ class WorkerState(ChangeSignal):
         return self.value == pb.WORKER_STATE_READY
 
 
-class WorkerServicer(NoKvLeases):
+class WorkerServicer:
     """Serves the Worker contract.
 
     Args:
@@ -262,7 +261,6 @@ class WorkerServicer(NoKvLeases):
             decode_step_streams=load.decode_step_streams,
             prefix_hit_tokens_total=load.prefix_hit_tokens_total,
             prefix_query_tokens_total=load.prefix_query_tokens_total,
-            last_step_age_s=0.0 if served is None else served.engine.stalled_s(),
             num_preemptions_total=load.num_preemptions_total,
             max_requests=0 if served is None else served.max_requests,
         )

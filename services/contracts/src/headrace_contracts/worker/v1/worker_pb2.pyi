@@ -153,9 +153,9 @@ class GenerateRequest(_message.Message):
         """Constrains the output; absent = free."""
 
     @_builtins.property
-    def kv_source(self) -> Global___KvTransferHandle:
-        """KV computed elsewhere; absent = compute here. Without a lease_id the worker lets `address`
-        compute the prompt (PrefillKv) and takes its blocks. Whatever fails, it computes itself.
+    def kv_source(self) -> Global___KvSource:
+        """Who computes the prompt; absent = this worker. It is asked to (PrefillKv), and its blocks are
+        taken. Whatever fails, this worker computes itself.
         """
 
     @_builtins.property
@@ -180,7 +180,7 @@ class GenerateRequest(_message.Message):
         constraint: Global___OutputConstraint | None = ...,
         ttft_slo_ms: _builtins.int = ...,
         tpot_slo_ms: _builtins.int = ...,
-        kv_source: Global___KvTransferHandle | None = ...,
+        kv_source: Global___KvSource | None = ...,
         skip_prefix_cache: _builtins.bool = ...,
         text: Global___TextPrompt | None = ...,
         client_seed: _builtins.bool = ...,
@@ -977,7 +977,6 @@ class ModelCard(_message.Message):
     TOKENIZER_SHA256_FIELD_NUMBER: _builtins.int
     RECIPE_FIELD_NUMBER: _builtins.int
     SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
-    CAN_EMBED_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     CREATED_UNIX_S_FIELD_NUMBER: _builtins.int
     TAKES_TEXT_FIELD_NUMBER: _builtins.int
@@ -996,7 +995,6 @@ class ModelCard(_message.Message):
     add_bos: _builtins.bool
     tokenizer_sha256: _builtins.str
     """sha256 of tokenizer.json."""
-    can_embed: _builtins.bool
     kv_bytes_per_token: _builtins.int
     """Bytes of KV per token."""
     created_unix_s: _builtins.int
@@ -1033,7 +1031,6 @@ class ModelCard(_message.Message):
         tokenizer_sha256: _builtins.str = ...,
         recipe: _types_pb2.HashRecipe | None = ...,
         special_tokens: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-        can_embed: _builtins.bool = ...,
         kv_bytes_per_token: _builtins.int = ...,
         created_unix_s: _builtins.int = ...,
         takes_text: _builtins.bool = ...,
@@ -1041,7 +1038,7 @@ class ModelCard(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["recipe", b"recipe", "sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_bos", b"add_bos", "bos_token_id", b"bos_token_id", "can_embed", b"can_embed", "chat_template", b"chat_template", "context_tokens", b"context_tokens", "created_unix_s", b"created_unix_s", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "kv_bytes_per_token", b"kv_bytes_per_token", "model", b"model", "recipe", b"recipe", "sampling_defaults", b"sampling_defaults", "special_tokens", b"special_tokens", "takes_text", b"takes_text", "tokenizer_sha256", b"tokenizer_sha256", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_bos", b"add_bos", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "context_tokens", b"context_tokens", "created_unix_s", b"created_unix_s", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "kv_bytes_per_token", b"kv_bytes_per_token", "model", b"model", "recipe", b"recipe", "sampling_defaults", b"sampling_defaults", "special_tokens", b"special_tokens", "takes_text", b"takes_text", "tokenizer_sha256", b"tokenizer_sha256", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1121,7 +1118,6 @@ class LoadReport(_message.Message):
     DECODE_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     PREFIX_HIT_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
     PREFIX_QUERY_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
-    LAST_STEP_AGE_S_FIELD_NUMBER: _builtins.int
     NUM_PREEMPTIONS_TOTAL_FIELD_NUMBER: _builtins.int
     MAX_REQUESTS_FIELD_NUMBER: _builtins.int
     DECODE_STEP_S_FIELD_NUMBER: _builtins.int
@@ -1140,8 +1136,6 @@ class LoadReport(_message.Message):
     decode_tokens_per_s: _builtins.float
     prefix_hit_tokens_total: _builtins.int
     prefix_query_tokens_total: _builtins.int
-    last_step_age_s: _builtins.float
-    """Age of the last completed engine step while work was pending. Seconds."""
     num_preemptions_total: _builtins.int
     max_requests: _builtins.int
     """Most requests this worker takes in, running and waiting."""
@@ -1167,7 +1161,6 @@ class LoadReport(_message.Message):
         decode_tokens_per_s: _builtins.float = ...,
         prefix_hit_tokens_total: _builtins.int = ...,
         prefix_query_tokens_total: _builtins.int = ...,
-        last_step_age_s: _builtins.float = ...,
         num_preemptions_total: _builtins.int = ...,
         max_requests: _builtins.int = ...,
         decode_step_s: _builtins.float = ...,
@@ -1175,7 +1168,7 @@ class LoadReport(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_s", b"decode_step_s", "decode_step_streams", b"decode_step_streams", "decode_tokens_per_s", b"decode_tokens_per_s", "kv_capacity_tokens", b"kv_capacity_tokens", "kv_used_tokens", b"kv_used_tokens", "last_step_age_s", b"last_step_age_s", "max_requests", b"max_requests", "num_preemptions_total", b"num_preemptions_total", "num_running", b"num_running", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefix_hit_tokens_total", b"prefix_hit_tokens_total", "prefix_query_tokens_total", b"prefix_query_tokens_total", "queued_prefill_tokens", b"queued_prefill_tokens", "replica", b"replica", "running_tokens", b"running_tokens", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_s", b"decode_step_s", "decode_step_streams", b"decode_step_streams", "decode_tokens_per_s", b"decode_tokens_per_s", "kv_capacity_tokens", b"kv_capacity_tokens", "kv_used_tokens", b"kv_used_tokens", "max_requests", b"max_requests", "num_preemptions_total", b"num_preemptions_total", "num_running", b"num_running", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefix_hit_tokens_total", b"prefix_hit_tokens_total", "prefix_query_tokens_total", b"prefix_query_tokens_total", "queued_prefill_tokens", b"queued_prefill_tokens", "replica", b"replica", "running_tokens", b"running_tokens", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1224,113 +1217,24 @@ class DrainResponse(_message.Message):
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
 
 @_typing.final
-class ExportKvRequest(_message.Message):
+class KvSource(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
-    BLOCK_HASHES_FIELD_NUMBER: _builtins.int
-    LEASE_MS_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.str
-    lease_ms: _builtins.int
-    @_builtins.property
-    def block_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
-    def __init__(
-        self,
-        *,
-        request_id: _builtins.str = ...,
-        block_hashes: _abc.Iterable[_builtins.bytes] | None = ...,
-        lease_ms: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "lease_ms", b"lease_ms", "request_id", b"request_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ExportKvRequest: _TypeAlias = ExportKvRequest  # noqa: Y015
-
-@_typing.final
-class KvTransferHandle(_message.Message):
-    """Names KV blocks of one worker life that another may read until the lease ends."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    LEASE_ID_FIELD_NUMBER: _builtins.int
-    SOURCE_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
-    BLOCK_HASHES_FIELD_NUMBER: _builtins.int
-    RECIPE_FIELD_NUMBER: _builtins.int
-    LAYOUT_FIELD_NUMBER: _builtins.int
-    CHECKSUMS_FIELD_NUMBER: _builtins.int
-    EXPIRES_UNIX_MS_FIELD_NUMBER: _builtins.int
-    lease_id: _builtins.str
     address: _builtins.str
-    layout: _builtins.str
-    """Canonical layout of the bytes, e.g. "layer,kv,block,slot,head,dim/bf16"."""
-    expires_unix_ms: _builtins.int
-    @_builtins.property
-    def source(self) -> _types_pb2.ReplicaRef: ...
-    @_builtins.property
-    def block_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
-    @_builtins.property
-    def recipe(self) -> _types_pb2.HashRecipe: ...
-    @_builtins.property
-    def checksums(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """One checksum per block (xxh64 of its bytes)."""
-
+    """Of the worker."""
     def __init__(
         self,
         *,
-        lease_id: _builtins.str = ...,
-        source: _types_pb2.ReplicaRef | None = ...,
         address: _builtins.str = ...,
-        block_hashes: _abc.Iterable[_builtins.bytes] | None = ...,
-        recipe: _types_pb2.HashRecipe | None = ...,
-        layout: _builtins.str = ...,
-        checksums: _abc.Iterable[_builtins.int] | None = ...,
-        expires_unix_ms: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["recipe", b"recipe", "source", b"source"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_hashes", b"block_hashes", "checksums", b"checksums", "expires_unix_ms", b"expires_unix_ms", "layout", b"layout", "lease_id", b"lease_id", "recipe", b"recipe", "source", b"source"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___KvTransferHandle: _TypeAlias = KvTransferHandle  # noqa: Y015
-
-@_typing.final
-class ReleaseKvRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    LEASE_ID_FIELD_NUMBER: _builtins.int
-    lease_id: _builtins.str
-    def __init__(
-        self,
-        *,
-        lease_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ReleaseKvRequest: _TypeAlias = ReleaseKvRequest  # noqa: Y015
-
-@_typing.final
-class ReleaseKvResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReleaseKvResponse: _TypeAlias = ReleaseKvResponse  # noqa: Y015
+Global___KvSource: _TypeAlias = KvSource  # noqa: Y015
 
 @_typing.final
 class PrefillKvRequest(_message.Message):

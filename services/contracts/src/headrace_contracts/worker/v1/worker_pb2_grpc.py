@@ -64,16 +64,6 @@ class WorkerStub:
                 request_serializer=headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
                 response_deserializer=headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.DrainResponse.FromString,
                 _registered_method=True)
-        self.ExportKv = channel.unary_unary(
-                '/headrace.worker.v1.Worker/ExportKv',
-                request_serializer=headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.ExportKvRequest.SerializeToString,
-                response_deserializer=headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.KvTransferHandle.FromString,
-                _registered_method=True)
-        self.ReleaseKv = channel.unary_unary(
-                '/headrace.worker.v1.Worker/ReleaseKv',
-                request_serializer=headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.ReleaseKvRequest.SerializeToString,
-                response_deserializer=headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.ReleaseKvResponse.FromString,
-                _registered_method=True)
         self.PrefillKv = channel.unary_stream(
                 '/headrace.worker.v1.Worker/PrefillKv',
                 request_serializer=headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.PrefillKvRequest.SerializeToString,
@@ -129,20 +119,6 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ExportKv(self, request, context):
-        """Takes KV blocks out for another worker, under a lease. UNIMPLEMENTED where it cannot.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ReleaseKv(self, request, context):
-        """Ends a lease early. Idempotent.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def PrefillKv(self, request, context):
         """Computes a prompt, unless it is cached, and streams the KV of its full blocks, but for one that
         holds the last token; for a worker that will decode. Its end may come early: what is missing the
@@ -185,16 +161,6 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.DrainRequest.FromString,
                     response_serializer=headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.DrainResponse.SerializeToString,
-            ),
-            'ExportKv': grpc.unary_unary_rpc_method_handler(
-                    servicer.ExportKv,
-                    request_deserializer=headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.ExportKvRequest.FromString,
-                    response_serializer=headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.KvTransferHandle.SerializeToString,
-            ),
-            'ReleaseKv': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReleaseKv,
-                    request_deserializer=headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.ReleaseKvRequest.FromString,
-                    response_serializer=headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.ReleaseKvResponse.SerializeToString,
             ),
             'PrefillKv': grpc.unary_stream_rpc_method_handler(
                     servicer.PrefillKv,
@@ -364,60 +330,6 @@ class Worker:
             '/headrace.worker.v1.Worker/Drain',
             headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
             headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.DrainResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ExportKv(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/headrace.worker.v1.Worker/ExportKv',
-            headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.ExportKvRequest.SerializeToString,
-            headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.KvTransferHandle.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReleaseKv(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/headrace.worker.v1.Worker/ReleaseKv',
-            headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.ReleaseKvRequest.SerializeToString,
-            headrace__contracts_dot_worker_dot_v1_dot_worker__pb2.ReleaseKvResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,10 +48,6 @@ class WorkerStub:
     """Stops admitting; returns once nothing runs or the grace has ended (then streams end with
     REPLICA_DRAINING, so that callers move them). Idempotent.
     """
-    ExportKv: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ExportKvRequest, _worker_pb2.KvTransferHandle]
-    """Takes KV blocks out for another worker, under a lease. UNIMPLEMENTED where it cannot."""
-    ReleaseKv: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReleaseKvRequest, _worker_pb2.ReleaseKvResponse]
-    """Ends a lease early. Idempotent."""
     PrefillKv: _grpc.UnaryStreamMultiCallable[_worker_pb2.PrefillKvRequest, _worker_pb2.KvBlocks]
     """Computes a prompt, unless it is cached, and streams the KV of its full blocks, but for one that
     holds the last token; for a worker that will decode. Its end may come early: what is missing the
@@ -79,10 +75,6 @@ class WorkerAsyncStub(WorkerStub):
     """Stops admitting; returns once nothing runs or the grace has ended (then streams end with
     REPLICA_DRAINING, so that callers move them). Idempotent.
     """
-    ExportKv: _aio.UnaryUnaryMultiCallable[_worker_pb2.ExportKvRequest, _worker_pb2.KvTransferHandle]  # type: ignore[assignment]
-    """Takes KV blocks out for another worker, under a lease. UNIMPLEMENTED where it cannot."""
-    ReleaseKv: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReleaseKvRequest, _worker_pb2.ReleaseKvResponse]  # type: ignore[assignment]
-    """Ends a lease early. Idempotent."""
     PrefillKv: _aio.UnaryStreamMultiCallable[_worker_pb2.PrefillKvRequest, _worker_pb2.KvBlocks]  # type: ignore[assignment]
     """Computes a prompt, unless it is cached, and streams the KV of its full blocks, but for one that
     holds the last token; for a worker that will decode. Its end may come early: what is missing the
@@ -143,22 +135,6 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         """Stops admitting; returns once nothing runs or the grace has ended (then streams end with
         REPLICA_DRAINING, so that callers move them). Idempotent.
         """
-
-    @_abc_1.abstractmethod
-    def ExportKv(
-        self,
-        request: _worker_pb2.ExportKvRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_worker_pb2.KvTransferHandle, _abc.Awaitable[_worker_pb2.KvTransferHandle]]:
-        """Takes KV blocks out for another worker, under a lease. UNIMPLEMENTED where it cannot."""
-
-    @_abc_1.abstractmethod
-    def ReleaseKv(
-        self,
-        request: _worker_pb2.ReleaseKvRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_worker_pb2.ReleaseKvResponse, _abc.Awaitable[_worker_pb2.ReleaseKvResponse]]:
-        """Ends a lease early. Idempotent."""
 
     @_abc_1.abstractmethod
     def PrefillKv(
