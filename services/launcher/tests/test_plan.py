@@ -148,7 +148,7 @@ def test_upstreams_are_workers_to_the_router(tmp_path: Path) -> None:
     path = tmp_path / "upstreams.toml"
     path.write_text(
         'version = 1\n[upstreams.gpu-box]\nurl = "http://h:8000/v1"\nmodel = "q"\n'
-        'api_key_file = "/run/key"\ncontinuous_usage = true'
+        'api_key_file = "/run/key"\ncontinuous_usage = true\ncache_salt = true'
     )
     children = plan(upstreams=load_upstreams(path))
     adapter = children["gpu-box"]
@@ -156,6 +156,7 @@ def test_upstreams_are_workers_to_the_router(tmp_path: Path) -> None:
     assert adapter.environment["HEADRACE_UPSTREAM_URL"] == "http://h:8000/v1"
     assert adapter.environment["HEADRACE_UPSTREAM_API_KEY_FILE"] == "/run/key"
     assert adapter.environment["HEADRACE_UPSTREAM_CONTINUOUS_USAGE"] == "true"
+    assert adapter.environment["HEADRACE_UPSTREAM_CACHE_SALT"] == "true"
     assert adapter.address in children["router"].environment["HEADRACE_ROUTER_WORKERS"].split(",")
     routes = children["gateway"].environment["HEADRACE_GATEWAY_MODEL_ROUTES_FILE"]
     assert routes == "/state/model-routes.toml"

@@ -206,6 +206,11 @@ class UpstreamSettings(_FleetMemberSettings):
         description="Ask for counts with each event, as vLLM, SGLang and Headrace give them: exact "
         "bills for clients that leave in mid-answer. Other servers may refuse it.",
     )
+    cache_salt: bool = Field(
+        False,
+        description="Send each tenant's salt as `cache_salt`, as vLLM, SGLang and TensorRT-LLM "
+        "know it: no tenant shares a prefix hit with another there. Other servers may refuse it.",
+    )
     probe_interval_s: float = Field(
         2.0, gt=0, le=600, description="Time between two looks at the server's health. Seconds."
     )

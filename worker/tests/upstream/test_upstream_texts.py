@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from headrace_common.blocks import salt_of_text
 from headrace_common.errors import (
     ContextTooLong,
     InvalidRequest,
@@ -39,6 +40,17 @@ def test_only_what_was_asked_for_goes_out() -> None:
     body = body_of(request(sampling=sampling, seed=5, client_seed=True, n=2), "big")
     assert body["seed"] == 5
     assert (body["n"], body["top_k"], body["logit_bias"]) == (2, 3, {"7": 1.5})
+
+
+def test_tenants_are_kept_apart_where_the_server_can() -> None:
+    """One salt per tenant, which our cache index can read back; none where there is no tenant."""
+    one, other = (
+        body_of(request(cache_salt=salt), "big", cache_salt=True) for salt in (b"a", b"b")
+    )
+    assert salt_of_text(one["cache_salt"]) == b"a"
+    assert one["cache_salt"] != other["cache_salt"]
+    assert "cache_salt" not in body_of(request(cache_salt=b"a"), "big")
+    assert "cache_salt" not in body_of(request(), "big", cache_salt=True)
 
 
 def test_constraints_and_tools_are_spelled_as_openai_spells_them() -> None:

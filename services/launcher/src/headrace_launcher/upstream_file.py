@@ -23,6 +23,7 @@ class Upstream(BaseModel):
     context_tokens: int = Field(default=0, ge=0)
     max_requests: int = Field(default=256, ge=1)
     continuous_usage: bool = False
+    cache_salt: bool = False
 
     def environment(self) -> dict[str, str]:
         """Return the settings of its adapter, without their prefix."""
@@ -34,6 +35,7 @@ class Upstream(BaseModel):
             "CONTEXT_TOKENS": str(self.context_tokens),
             "MAX_REQUESTS": str(self.max_requests),
             "CONTINUOUS_USAGE": str(self.continuous_usage).lower(),
+            "CACHE_SALT": str(self.cache_salt).lower(),
         }
         return {name: value for name, value in given.items() if value}
 

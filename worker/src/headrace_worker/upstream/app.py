@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 
@@ -62,8 +63,11 @@ class UpstreamApp:
         self._servicer = UpstreamServicer(
             self.state,
             self._client,
-            lambda request: body_of(
-                request, settings.model, continuous_usage=settings.continuous_usage
+            partial(
+                body_of,
+                model=settings.model,
+                continuous_usage=settings.continuous_usage,
+                cache_salt=settings.cache_salt,
             ),
             self._ended,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from headrace_common.blocks import salt_text
 from headrace_common.errors import InvalidRequest, ModelNotFound, Unimplemented
 from headrace_contracts.worker.v1 import worker_pb2 as pb
 
@@ -44,13 +45,20 @@ def path_of(request: pb.GenerateRequest) -> str:
     return "/chat/completions" if request.text.messages_json else "/completions"
 
 
-def body_of(request: pb.GenerateRequest, model: str, *, continuous_usage: bool = False) -> Json:
+def body_of(
+    request: pb.GenerateRequest,
+    model: str,
+    *,
+    continuous_usage: bool = False,
+    cache_salt: bool = False,
+) -> Json:
     """Return the JSON body.
 
     Args:
         request: checked.
         model: the upstream's own name.
         continuous_usage: ask for counts with each event.
+        cache_salt: keep tenants apart in the upstream's prefix cache.
 
     Raises:
         InvalidRequest: a constraint has no spelling there.
@@ -70,6 +78,8 @@ def body_of(request: pb.GenerateRequest, model: str, *, continuous_usage: bool =
         **_logprobs(request.logprobs, is_chat=is_chat),
         **_constraint(request.constraint),
     }
+    if cache_salt and request.cache_salt:
+        body["cache_salt"] = salt_text(request.cache_salt)
     if is_chat:
         body["messages"] = [_message(it) for it in json.loads(request.text.messages_json)]
         body |= _tools(request)
