@@ -21,7 +21,7 @@ from headrace_billing.settings import BillingSettings
 from headrace_billing.store import Database
 from headrace_contracts.billing.v1 import billing_pb2 as pb
 from headrace_testing.clock import FakeClock
-from headrace_testing.office import NOW_UNIX_S, Office
+from headrace_testing.office import NOW_UNIX_S, Administered, Office
 from headrace_testing.postgres import LocalPostgres
 from headrace_testing.waiting import eventually, free_port
 
@@ -80,7 +80,8 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
-async def office(database_url: str, clock: FakeClock) -> AsyncIterator[Office]:
+async def administered(database_url: str, clock: FakeClock) -> AsyncIterator[Administered]:
+    """Billing that serves, and the key of an administrator."""
     clock.advance(NOW_UNIX_S - clock.unix_s())
     settings = BillingSettings(
         database_url=database_url, kafka_bootstrap=f"127.0.0.1:{free_port()}"
@@ -91,9 +92,19 @@ async def office(database_url: str, clock: FakeClock) -> AsyncIterator[Office]:
     database = Database(database_url)
     wanted = pb.Key(tenant_id="ops", name="admin", scopes=["admin"])
     made = await database.write(lambda it: create_key(it, wanted, Stamp(1)))
-    headers = {"authorization": f"Bearer {made.api_key}"}
-    url = f"http://127.0.0.1:{server.admin_port}"
+    await database.close()
+    yield Administered(server, made.api_key)
+    # Unless the test did.
+    if server.is_ready:
+        await server.stop(0)
+
+
+@pytest.fixture
+async def office(
+    administered: Administered, database: Database, clock: FakeClock
+) -> AsyncIterator[Office]:
+    """The administrator's HTTP client, and the books behind it."""
+    headers = {"authorization": f"Bearer {administered.api_key}"}
+    url = f"http://127.0.0.1:{administered.server.admin_port}"
     async with httpx.AsyncClient(base_url=url, headers=headers) as http:
         yield Office(database, http, clock)
-    await database.close()
-    await server.stop(0)

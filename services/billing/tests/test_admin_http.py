@@ -12,14 +12,10 @@ from sqlalchemy import func, select
 import headrace_launcher.accounts
 from headrace_billing import desk, schema
 from headrace_billing.admin_routes import ROUTES
-from headrace_billing.audit import Stamp
-from headrace_billing.key_store import create_key
 from headrace_billing.server import BillingServer
 from headrace_billing.settings import BillingSettings
-from headrace_billing.store import Database
 from headrace_contracts.billing.v1 import billing_pb2 as pb
-from headrace_testing.clock import FakeClock
-from headrace_testing.office import Office
+from headrace_testing.office import Administered, Office
 from headrace_testing.usage_events import closed
 from headrace_testing.waiting import eventually, free_port
 
@@ -140,20 +136,12 @@ async def test_a_patch_that_names_nothing_changes_nothing(office: Office) -> Non
 
 
 async def test_an_administrator_who_sends_no_more_does_not_hold_up_the_end(
-    database_url: str, clock: FakeClock
+    administered: Administered,
 ) -> None:
     """A body that never comes is waited for as long as the grace, not for ever."""
-    broker = f"127.0.0.1:{free_port()}"
-    settings = BillingSettings(database_url=database_url, kafka_bootstrap=broker)
-    server = BillingServer(settings, CollectorRegistry(), clock)
-    await server.start()
-    await eventually(lambda: server.is_ready, within_s=30)
-    database = Database(database_url)
-    wanted = pb.Key(tenant_id="ops", name="admin", scopes=["admin"])
-    made = await database.write(lambda it: create_key(it, wanted, Stamp(1)))
-    await database.close()
+    server, api_key = administered
     reader, writer = await asyncio.open_connection("127.0.0.1", server.admin_port)
-    head = f"POST /admin/v1/tenants HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {made.api_key}\r\n"
+    head = f"POST /admin/v1/tenants HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {api_key}\r\n"
     writer.write(f"{head}content-length: 100\r\nexpect: 100-continue\r\n\r\n".encode())
     # Asked for once the key has been looked at: the request waits for its body.
     assert b"100" in await asyncio.wait_for(reader.readline(), 10)

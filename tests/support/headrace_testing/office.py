@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -10,6 +10,7 @@ from headrace_billing.bookkeeper import Bookkeeper
 from headrace_billing.deliveries import Delivery
 from headrace_billing.key_rules import hash_api_key
 from headrace_billing.key_store import find_by_hash
+from headrace_billing.server import BillingServer
 from headrace_billing.store import Database
 from headrace_billing.verify import verify
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
@@ -17,6 +18,13 @@ from headrace_testing.clock import FakeClock
 from headrace_testing.usage_events import ADMITTED_UNIX_US
 
 NOW_UNIX_S = ADMITTED_UNIX_US // 1_000_000  # 2027-01-15
+
+
+class Administered(NamedTuple):
+    """A billing service and an administrator's key to it."""
+
+    server: BillingServer
+    api_key: str
 
 
 class Office:
