@@ -12,7 +12,7 @@ TESTS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup up down status test test-unit test-e2e test-chaos clients proto fmt lint types arch check gpu-check gpu-bench gpu-packages \
-	compose-config compose-up compose-down compose-check kubernetes-config alerts-check docs clean
+	compose-config compose-up compose-down compose-check kubernetes-config alerts-check docs release clean
 
 help: ## Print this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -82,6 +82,10 @@ proto: setup ## Regenerate the stubs of all contracts
 docs: setup ## Regenerate docs/CONFIG.md, docs/METRICS.md and Grafana's dashboards
 	$(BIN)/python docs/generate.py
 	$(BIN)/python deploy/grafana/generate.py
+
+release: setup ## Fold docs/changes into CHANGELOG.md and set VERSION (CONTRIBUTING.md)
+	$(BIN)/python docs/release.py $(VERSION)
+	UPDATE_GOLDEN=1 $(PYTEST) tests/contract/test_wire_golden.py
 
 fmt: setup ## Format and fix what can be fixed
 	$(BIN)/ruff format .

@@ -1,14 +1,16 @@
 """Messages that a released version wrote must decode for ever.
 
-`UPDATE_GOLDEN=1 pytest tests/contract/test_wire_golden.py` writes the files of messages that have
-none yet; existing bytes are never rewritten. A field that the contract drops leaves the `.json`,
-which says what the bytes mean today; its number stays reserved.
+`UPDATE_GOLDEN=1 pytest tests/contract/test_wire_golden.py` writes the files of the version that
+pyproject.toml names, of messages that have none yet; existing bytes are never rewritten. A field
+that the contract drops leaves the `.json`, which says what the bytes mean today; its number stays
+reserved.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -26,8 +28,11 @@ from headrace_contracts.session.v1 import session_pb2
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_contracts.worker.v1 import worker_pb2
 
-WIRE = Path(__file__).parents[1] / "golden" / "wire"
-VERSION = "0.1"
+ROOT = Path(__file__).parents[2]
+WIRE = ROOT / "tests/golden/wire"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# Major and minor: what the files are named by.
+VERSION = PROJECT["version"].rpartition(".")[0]
 MESSAGES: list[type[Message]] = [
     worker_pb2.GenerateRequest,
     worker_pb2.GenerateEvent,
@@ -91,21 +96,24 @@ def _fill_map(message: Message, field: FieldDescriptor) -> None:
 
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.DESCRIPTOR.full_name)
 def test_golden_bytes_decode_to_what_they_meant(cls: type[Message]) -> None:
-    """Old bytes give all their fields under today's contract, with their old names and values."""
-    stem = WIRE / f"{cls.DESCRIPTOR.full_name}.{VERSION}"
-    binary, meaning = stem.with_name(stem.name + ".bin"), stem.with_name(stem.name + ".json")
-    if not binary.exists() and os.environ.get("UPDATE_GOLDEN"):
+    """Bytes of any version give their fields under today's contract, with their old values."""
+    name = cls.DESCRIPTOR.full_name
+    newest = WIRE / f"{name}.{VERSION}.bin"
+    if not newest.exists() and os.environ.get("UPDATE_GOLDEN"):
         message = filled(cls())
-        binary.write_bytes(message.SerializeToString(deterministic=True))
-        meaning.write_text(_readable(message))
-    assert _readable(cls.FromString(binary.read_bytes())) == meaning.read_text()
+        newest.write_bytes(message.SerializeToString(deterministic=True))
+        newest.with_suffix(".json").write_text(_readable(message))
+    assert newest.exists()
+    for binary in WIRE.glob(f"{name}.[0-9]*.bin"):
+        message = cls.FromString(binary.read_bytes())
+        assert _readable(message) == binary.with_suffix(".json").read_text(), binary.name
 
 
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.DESCRIPTOR.full_name)
 def test_the_number_of_a_dropped_field_stays_reserved(cls: type[Message]) -> None:
     """Given to another field, it would read old bytes as something that they never said."""
-    stem = WIRE / f"{cls.DESCRIPTOR.full_name}.{VERSION}.bin"
-    _check_unknown(cls.FromString(stem.read_bytes()))
+    for binary in WIRE.glob(f"{cls.DESCRIPTOR.full_name}.[0-9]*.bin"):
+        _check_unknown(cls.FromString(binary.read_bytes()))
 
 
 def _check_unknown(message: Message) -> None:
