@@ -26,6 +26,7 @@ DOCUMENTS = sorted(
 )
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+_FILE = re.compile(r"`([\w./-]+\.py)`")
 # A command in a line of text, or on an indented line of its own.
 _COMMAND = re.compile(r"`(headrace [^`|]+)`|^ {4}(headrace [^;#|\n]+)", re.MULTILINE)
 Options = dict[tuple[str, ...], set[str]]
@@ -60,6 +61,24 @@ def test_links_lead_somewhere() -> None:
                 dead.append(f"{document.relative_to(ROOT)}: {link}")
     assert dead == []
     assert len(DOCUMENTS) > 50
+
+
+def test_files_that_are_named_are_there() -> None:
+    """By the end of their path; a decision keeps the names of its day."""
+    listed = subprocess.run(
+        ["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    there, seen, gone = listed.stdout.split(), 0, []
+    for document in DOCUMENTS:
+        if document.parent.name == "adr":
+            continue
+        for name in _FILE.findall(document.read_text()):
+            end = "/" + name.rpartition(".../")[2]
+            seen += 1
+            if not any(f"/{path}".endswith(end) for path in there):
+                gone.append(f"{document.relative_to(ROOT)}: {name}")
+    assert gone == []
+    assert seen > 100
 
 
 def test_commands_have_the_options_that_are_told() -> None:

@@ -37,6 +37,7 @@ from headrace_router.candidate import Query
 from headrace_router.decisions import to_message
 from headrace_router.decode_prediction import DecodePredictor
 from headrace_router.desk import PickDesk
+from headrace_router.in_flight import InFlightBlocks
 from headrace_router.known_prefixes import KnownPrefixes
 from headrace_router.load_guard import LoadBook
 from headrace_router.metrics import RouterMetrics
@@ -46,7 +47,6 @@ from headrace_router.policies.hold import HoldParameters, HoldPolicy
 from headrace_router.policy_file import load_policy_file
 from headrace_router.prediction import PrefillPredictor
 from headrace_router.replicas import ReplicaTable
-from headrace_router.speculative import InFlightBlocks
 from headrace_testing.clock import FakeClock
 
 _PROMPT_BLOCKS = 1000

@@ -18,6 +18,7 @@ from headrace_contracts.worker.v1.worker_pb2 import (
 )
 from headrace_router.candidate import Query
 from headrace_router.decode_prediction import DecodePredictor
+from headrace_router.in_flight import InFlightBlocks
 from headrace_router.load_guard import LoadBook, LoadGuard
 from headrace_router.mirror import PrefixMirror
 from headrace_router.pick import Choice, Pipeline
@@ -25,7 +26,6 @@ from headrace_router.policies.hold import HoldParameters, HoldPolicy
 from headrace_router.policies.policy import Policy
 from headrace_router.prediction import PrefillPredictor
 from headrace_router.replicas import ReplicaTable
-from headrace_router.speculative import InFlightBlocks
 from headrace_testing.clock import FakeClock
 
 RATE = 1000.0

@@ -2,9 +2,9 @@
 
 from headrace_common.kv_index import ReplicaKey
 from headrace_router.assumed import AssumedBlocks
+from headrace_router.in_flight import InFlightBlocks
 from headrace_router.load_guard import LoadBook, LoadGuard
 from headrace_router.mirror import BYTES_PER_ENTRY
-from headrace_router.speculative import InFlightBlocks
 from headrace_testing.clock import FakeClock
 
 SILENT, TELLING = ReplicaKey("silent", 1), ReplicaKey("telling", 1)

@@ -11,8 +11,8 @@ from headrace_contracts.router.v1.bookings_pb2 import BookingNews
 from headrace_router import bookings
 from headrace_router.bookings import SILENCE_S, BookingExchange
 from headrace_router.breaker import CLOSED, HALF_OPEN, OPEN, Breakers
+from headrace_router.in_flight import InFlightBlocks
 from headrace_router.load_guard import Load, LoadBook, LoadGuard
-from headrace_router.speculative import InFlightBlocks
 from headrace_testing.clock import FakeClock
 
 W1, W2 = ReplicaKey("w1", 1), ReplicaKey("w2", 1)

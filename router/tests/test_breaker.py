@@ -6,8 +6,8 @@ from headrace_common.kv_index import ReplicaKey
 from headrace_router.breaker import BreakerLimits, Breakers
 from headrace_router.filters.broken import BROKEN
 from headrace_router.gathering import Gatherer
+from headrace_router.in_flight import InFlightBlocks
 from headrace_router.load_guard import LoadBook, LoadGuard
-from headrace_router.speculative import InFlightBlocks
 from headrace_testing.clock import FakeClock
 
 KEY = ReplicaKey("w", 1)

@@ -4,11 +4,11 @@ from headrace_common.kv_index import TIERS, ReplicaKey
 from headrace_contracts.types.v1.types_pb2 import HashRecipe
 from headrace_contracts.worker.v1.worker_pb2 import ModelCard
 from headrace_router.assumed import AssumedBlocks
+from headrace_router.in_flight import InFlightBlocks
 from headrace_router.known_prefixes import KnownPrefixes
 from headrace_router.load_guard import LoadBook
 from headrace_router.mirror import PrefixMirror
 from headrace_router.replicas import Replica
-from headrace_router.speculative import InFlightBlocks
 from headrace_testing.clock import FakeClock
 
 A, B, C = ReplicaKey("a", 1), ReplicaKey("b", 1), ReplicaKey("c", 1)

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from headrace_common.kv_index import ReplicaKey
 from headrace_contracts.worker.v1.worker_pb2 import LoadReport
+from headrace_router.in_flight import InFlightBlocks
 from headrace_router.load_guard import Load, LoadBook, LoadGuard
-from headrace_router.speculative import InFlightBlocks
 
 A = ReplicaKey("a", 1)
 

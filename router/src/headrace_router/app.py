@@ -23,6 +23,7 @@ from headrace_router.decode_prediction import DecodePredictor
 from headrace_router.desk import PickDesk
 from headrace_router.discovery import Discovery, resolve_host
 from headrace_router.dispatcher import Dispatcher
+from headrace_router.in_flight import InFlightBlocks
 from headrace_router.index_feed import IndexFeed
 from headrace_router.known_prefixes import KnownPrefixes
 from headrace_router.load_guard import LoadBook, LoadGuard
@@ -35,7 +36,6 @@ from headrace_router.prediction import PrefillPredictor
 from headrace_router.replicas import ReplicaTable
 from headrace_router.server import RouterServicer
 from headrace_router.settings import RouterSettings
-from headrace_router.speculative import InFlightBlocks
 from headrace_router.watch import WorkerWatch
 
 DESCRIPTOR = router_pb2.DESCRIPTOR.services_by_name["Router"]

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 from headrace_common.kv_index import ReplicaKey
 from headrace_contracts.worker.v1.worker_pb2 import LoadReport
-from headrace_router.speculative import InFlightBlocks
+from headrace_router.in_flight import InFlightBlocks
 
 # Decision to the worker's acceptance: a request younger than this at a report is not in it yet.
 _ARRIVAL_GRACE_S = 0.1

@@ -18,6 +18,7 @@ from headrace_contracts.worker.v1.worker_pb2 import (
 )
 from headrace_router.decode_prediction import DecodePredictor
 from headrace_router.desk import PickDesk
+from headrace_router.in_flight import InFlightBlocks
 from headrace_router.load_guard import LoadBook
 from headrace_router.metrics import RouterMetrics
 from headrace_router.mirror import PrefixMirror
@@ -26,7 +27,6 @@ from headrace_router.policy_file import PolicyFile
 from headrace_router.prediction import PrefillPredictor
 from headrace_router.replicas import ReplicaTable
 from headrace_router.simulate.events import EventQueue
-from headrace_router.speculative import InFlightBlocks
 
 MODEL: Final = "simulated"
 # As the dispatcher: passes over the queue are this far apart.

@@ -1,7 +1,7 @@
 """Blocks in flight."""
 
 from headrace_common.kv_index import ReplicaKey
-from headrace_router.speculative import GRACE_S, TTL_S, InFlightBlocks
+from headrace_router.in_flight import GRACE_S, TTL_S, InFlightBlocks
 
 A, B = ReplicaKey("a", 1), ReplicaKey("b", 1)
 
