@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from headrace_common.errors import Unavailable
+from headrace_common.price_rows import cached_tokens
 from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway.batch_api import batch_routes, file_routes, stored_files
@@ -19,7 +20,6 @@ from headrace_gateway.batch_api.input_lines import MAX_LINE_BYTES
 from headrace_gateway.batch_api.line_call import LineCaller, LineOutcome
 from headrace_gateway.batch_api.stored_batches import StoredBatches
 from headrace_gateway.batch_api.stored_files import StoredFiles
-from headrace_gateway.pricing import cached_tokens
 from headrace_gateway.principal import Principal
 from headrace_gateway.prompt import PromptEncoder
 from headrace_gateway.state.store import Owner

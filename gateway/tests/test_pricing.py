@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from headrace_common.price_rows import PriceRow
 from headrace_contracts.billing.v1.billing_pb2 import Price, PriceTable
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
-from headrace_gateway.pricing import PriceBook, Rates, Row, amount_nano_usd, hold_nano_usd
+from headrace_gateway.pricing import PriceBook, Rates, amount_nano_usd, hold_nano_usd
 from headrace_testing.clock import FakeClock
 
 
@@ -31,7 +32,7 @@ def test_every_class_of_tokens_has_its_price() -> None:
         cache_write_tokens=15,
         output_tokens=7,
     )
-    rates = Rates(((Row.of(row),),))
+    rates = Rates(((PriceRow.of(row),),))
     assert amount_nano_usd(rates, usage) == 40 * 20 + 45 * 2 + 15 * 25 + 7 * 60
     assert amount_nano_usd(Rates(), usage) == 0
 
@@ -42,7 +43,7 @@ def test_the_hold_covers_every_outcome() -> None:
         input_nano_usd=20, cached_input_nano_usd=2, cache_write_nano_usd=25, output_nano_usd=60
     )
     usage = TokenUsage(prompt_tokens=10, cache_write_tokens=10, output_tokens=5)
-    rates = Rates(((Row.of(row),),))
+    rates = Rates(((PriceRow.of(row),),))
     assert hold_nano_usd(rates, 10, 5) == amount_nano_usd(rates, usage)
 
 
@@ -62,7 +63,7 @@ def test_the_newest_row_in_effect_counts(clock: FakeClock) -> None:
     assert found.version == 1
     clock.advance(10)
     later = price(version=2, input_nano_usd=2, effective_from_unix_s=now + 10)
-    assert prices.find("m").of(1) == Row.of(later)
+    assert prices.find("m").of(1) == PriceRow.of(later)
 
 
 def test_models_without_a_row_cost_the_default(clock: FakeClock) -> None:

@@ -3,13 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_billing.prices import (
-    NoPriceError,
-    PriceBook,
-    PriceRow,
-    price_usage,
-    table_to_proto,
-)
+from headrace_billing.prices import NoPriceError, PriceBook, price_usage
+from headrace_common.price_rows import PriceRow
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_gateway import pricing
 from headrace_testing.clock import FakeClock
@@ -57,7 +52,7 @@ def test_both_price_every_request_alike(data: st.DataObject) -> None:
     clock = FakeClock()
     clock.advance(at_unix_s - clock.unix_s())
     mirror = pricing.PriceBook(clock)
-    mirror.load(table_to_proto(table))
+    mirror.load(table.to_proto())
     tier = data.draw(st.sampled_from([1, 2, 3]))
     rates = mirror.find("m", tier)
     try:

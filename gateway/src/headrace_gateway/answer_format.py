@@ -15,6 +15,7 @@ from typing import Protocol
 
 import orjson
 
+from headrace_common.price_rows import cached_tokens
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1.worker_pb2 import TokenLogprob
 from headrace_gateway.answer_extras import (
@@ -24,7 +25,6 @@ from headrace_gateway.answer_extras import (
     more_fields,
     token_text,
 )
-from headrace_gateway.pricing import cached_tokens
 from headrace_gateway.tool_calls import call_id
 
 _SEPARATORS = (

@@ -33,6 +33,7 @@ from headrace_common.errors import (
     Unavailable,
     Unimplemented,
 )
+from headrace_common.price_rows import cached_tokens
 from headrace_common.session import SessionCall
 from headrace_common.telemetry import span
 from headrace_contracts.router.v1.router_pb2 import PickRequest
@@ -41,7 +42,6 @@ from headrace_contracts.worker.v1 import worker_pb2 as pb
 from headrace_gateway.clients.router import Pick
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.model_directory import ModelDirectory, ref_key
-from headrace_gateway.pricing import cached_tokens
 from headrace_gateway.retry_budget import RetryBudget
 
 _log = logging.getLogger(__name__)

@@ -35,6 +35,7 @@ from headrace_common.errors import (
     InvalidRequest,
     Unavailable,
 )
+from headrace_common.price_rows import cached_tokens
 from headrace_common.telemetry import is_recorded, span
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Amounts
 from headrace_contracts.usage.v1 import usage_pb2
@@ -62,7 +63,7 @@ from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.model_routes.model_names import ModelNames
 from headrace_gateway.output_check import OutputOpener, open_output_check
 from headrace_gateway.output_estimate import OutputEstimates
-from headrace_gateway.pricing import PriceBook, cached_tokens, hold_nano_usd
+from headrace_gateway.pricing import PriceBook, hold_nano_usd
 from headrace_gateway.rate_headers import limit_headers
 from headrace_gateway.sent_reports import SentReports
 from headrace_gateway.stories import Stories

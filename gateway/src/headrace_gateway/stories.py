@@ -18,11 +18,11 @@ from sqlalchemy import Connection, select
 
 from headrace_common.bulk_rows import insert_missing_rows
 from headrace_common.errors import Unavailable
+from headrace_common.price_rows import cached_tokens
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_contracts.worker.v1.worker_pb2 import Timings
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.model_routes.choice import ModelChoice
-from headrace_gateway.pricing import cached_tokens
 from headrace_gateway.state.schema import stories as table
 from headrace_gateway.state.store import Owner, StateStore
 from headrace_gateway.visit import Visit

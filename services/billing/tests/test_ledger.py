@@ -12,7 +12,8 @@ from headrace_billing.ledger import (
     book,
     swept,
 )
-from headrace_billing.prices import PriceBook, PriceRow
+from headrace_billing.prices import PriceBook
+from headrace_common.price_rows import PriceRow
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import (
     ENDING_SWEPT,

@@ -12,9 +12,10 @@ from headrace_billing.bookkeeper import BatchResult, Bookkeeper
 from headrace_billing.deliveries import Delivery
 from headrace_billing.ledger import Recount
 from headrace_billing.price_file import PACKAGED, load_prices
-from headrace_billing.prices import PriceBook, PriceRow
+from headrace_billing.prices import PriceBook
 from headrace_billing.store import Database
 from headrace_billing.verify import verify
+from headrace_common.price_rows import PriceRow
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import ENDING_SWEPT, UsageEvent
 from headrace_testing.usage_events import AMOUNT_NANO_USD, closed, opened

@@ -4,14 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_billing.prices import (
-    BadUsageError,
-    NoPriceError,
-    PriceBook,
-    PriceRow,
-    price_usage,
-    row_to_proto,
-)
+from headrace_billing.prices import BadUsageError, NoPriceError, PriceBook, price_usage
+from headrace_common.price_rows import PriceRow
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import (
     PRICE_TIER_BATCH,
@@ -178,5 +172,5 @@ def test_a_row_survives_its_contract_message() -> None:
     """No field is lost on the way out."""
     window = {"window_from_minute": 5, "window_to_minute": 9, "window_weekdays": 3}
     times = {"effective_from_unix_s": 3, "effective_to_unix_s": 9}
-    price = row_to_proto(row(version=4, from_prompt_tokens=7, withdrawn=True, **times, **window))
+    price = row(version=4, from_prompt_tokens=7, withdrawn=True, **times, **window).to_proto()
     assert all(getattr(price, field.name) for field in price.DESCRIPTOR.fields)

@@ -35,11 +35,12 @@ from headrace_billing.key_rules import (
 )
 from headrace_billing.ledger import CLOSED, Booking, Recount, book
 from headrace_billing.price_rules import check_price, normalised_price
-from headrace_billing.prices import PriceBook, PriceRow, table_to_proto
+from headrace_billing.prices import PriceBook
 from headrace_billing.spend_store import check as check_spend_request
 from headrace_common.clock import Clock, SystemClock
 from headrace_common.errors import HeadraceError, InvalidRequest, NotFound, UnknownKey
 from headrace_common.ids import first_request_id
+from headrace_common.price_rows import PriceRow
 from headrace_common.rpc import Call
 from headrace_common.rpc_server import RpcServer
 from headrace_contracts.billing.v1 import billing_pb2 as pb
@@ -119,7 +120,7 @@ class FakeBilling:
         check_price(price)
         new = normalised_price(price, self.prices.version + 1)
         row = PriceRow(**_all_fields(new))
-        self.prices = PriceBook([*self.prices.rows, row])
+        self.prices = PriceBook([*self.prices.rows.all, row])
         self._announce(pb.Change(prices=True))
 
     def book(self, event: UsageEvent) -> bool:
@@ -168,7 +169,7 @@ class FakeBilling:
     async def GetPriceTable(self, _request: pb.GetPriceTableRequest, _call: Call) -> pb.PriceTable:  # noqa: N802 - contract name
         """All prices."""
         self._fail()
-        return table_to_proto(self.prices)
+        return self.prices.to_proto()
 
     # Admin
 
@@ -214,7 +215,7 @@ class FakeBilling:
         """Add a price."""
         self._fail()
         self.set_price(request.price)
-        return table_to_proto(self.prices)
+        return self.prices.to_proto()
 
     async def SetLimits(  # noqa: N802 - contract name
         self, request: pb.SetLimitsRequest, _call: Call

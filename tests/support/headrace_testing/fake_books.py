@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace_billing.ledger import Booking, admitted_unix_s
-from headrace_billing.prices import cached_tokens, standard_tier
 from headrace_common.errors import InvalidRequest
+from headrace_common.price_rows import cached_tokens, standard_tier
 from headrace_contracts.billing.v1 import billing_pb2 as pb
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
 

@@ -39,6 +39,7 @@ from headrace_billing.store import Database
 from headrace_billing.verify import verify
 from headrace_common import kafka_client
 from headrace_common.clock import SystemClock
+from headrace_common.price_rows import cached_tokens
 from headrace_contracts.billing.v1.billing_pb2 import Key
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
@@ -411,7 +412,7 @@ async def crash_fleet(
 
 
 def _amounts(usage: TokenUsage) -> dict[str, int]:
-    cached = usage.cached_gpu_tokens + usage.cached_cpu_tokens + usage.cached_disk_tokens
+    cached = cached_tokens(usage)
     return {
         "input": (usage.prompt_tokens - cached - usage.cache_write_tokens) * _INPUT,
         "cached_input": cached * _CACHED,

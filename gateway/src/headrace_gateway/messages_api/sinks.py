@@ -17,11 +17,11 @@ from typing import Any
 import orjson
 
 from headrace_common.clock import Clock
+from headrace_common.price_rows import cached_tokens
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1.worker_pb2 import TokenLogprob
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.event_stream import EventStream, named_event
-from headrace_gateway.pricing import cached_tokens
 from headrace_gateway.tool_calls import call_id
 from headrace_gateway.visit import Exchange
 

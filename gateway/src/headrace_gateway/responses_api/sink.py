@@ -22,12 +22,12 @@ from dataclasses import dataclass, field
 import orjson
 
 from headrace_common.clock import Clock
+from headrace_common.price_rows import cached_tokens
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1.worker_pb2 import TokenLogprob
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.answer_format import chat_logprobs
 from headrace_gateway.event_stream import EventStream
-from headrace_gateway.pricing import cached_tokens
 from headrace_gateway.responses_api.tools import OfferedFunction, called_as
 from headrace_gateway.tool_calls import call_id
 from headrace_gateway.visit import Exchange

@@ -9,7 +9,6 @@ from headrace_billing.audit import Stamp
 from headrace_billing.desk import Desk
 from headrace_billing.key_rules import check_storable
 from headrace_billing.policy_names import PolicyNames
-from headrace_billing.prices import table_to_proto
 from headrace_billing.revisions import current_revision
 from headrace_common.rpc import Call
 from headrace_contracts.billing.v1 import billing_pb2 as pb
@@ -75,7 +74,7 @@ class AdminService:
 
         def add(connection: Connection, by: Stamp) -> pb.PriceTable:
             price_store.add_price(connection, request.price, by)
-            return table_to_proto(price_store.load_price_book(connection))
+            return price_store.load_price_book(connection).to_proto()
 
         return await self._desk.change(call, request, pb.PriceTable, add)
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import add
 
-from headrace_billing.prices import Amounts, cached_tokens, standard_tier, uncached_tokens
+from headrace_billing.prices import Amounts, uncached_tokens
+from headrace_common.price_rows import cached_tokens, standard_tier
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
 

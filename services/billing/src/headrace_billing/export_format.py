@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 from headrace_billing.daily import CLASSES, counts_of
 from headrace_billing.ledger import admitted_unix_s
-from headrace_billing.prices import standard_tier
+from headrace_common.price_rows import standard_tier
 from headrace_common.proto_json import enum_name
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent

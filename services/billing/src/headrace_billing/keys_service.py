@@ -9,7 +9,6 @@ from headrace_billing.changes import ChangeFeed
 from headrace_billing.key_rules import HASH_BYTES, check_usable, hash_api_key, principal
 from headrace_billing.key_store import find_by_hash, write_last_used
 from headrace_billing.price_store import load_price_book
-from headrace_billing.prices import table_to_proto
 from headrace_billing.store import Database
 from headrace_common.clock import Clock
 from headrace_common.errors import InvalidRequest, UnknownKey
@@ -105,4 +104,4 @@ class KeysService:
 
     async def GetPriceTable(self, _request: pb.GetPriceTableRequest, _call: Call) -> pb.PriceTable:  # noqa: N802 - contract name
         """All prices, past and coming."""
-        return table_to_proto(await self._database.read(load_price_book))
+        return (await self._database.read(load_price_book)).to_proto()

@@ -30,10 +30,10 @@ from headrace_billing.prices import (
     BadUsageError,
     NoPriceError,
     PriceBook,
-    PriceRow,
     price_usage,
     uncached_tokens,
 )
+from headrace_common.price_rows import PriceRow
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent, WorkerUsage

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from headrace_billing.key_rules import MAX_UNIX_S, is_clean_text
-from headrace_billing.prices import MAX_NANO_USD_PER_TOKEN, standard_tier
+from headrace_billing.prices import MAX_NANO_USD_PER_TOKEN
 from headrace_common.errors import InvalidRequest
+from headrace_common.price_rows import standard_tier
 from headrace_contracts.billing.v1 import billing_pb2
 from headrace_contracts.usage.v1 import usage_pb2
 

@@ -9,8 +9,9 @@ from sqlalchemy import Connection, func, insert, select
 from headrace_billing import schema
 from headrace_billing.audit import Stamp, write_audit
 from headrace_billing.price_rules import check_price, normalised_price
-from headrace_billing.prices import PriceBook, PriceRow
+from headrace_billing.prices import PriceBook
 from headrace_billing.revisions import bump_revision
+from headrace_common.price_rows import PriceRow
 from headrace_contracts.billing.v1.billing_pb2 import Price
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from headrace_common.clock import SystemClock
 from headrace_common.errors import HeadraceError, InvalidRequest, NotFound
 from headrace_common.money import usd_text
+from headrace_common.price_rows import cached_tokens
 from headrace_common.proto_json import to_json
 from headrace_contracts.billing.v1 import billing_pb2 as pb
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2
@@ -274,7 +275,6 @@ def record_json(record: pb.UsageRecord) -> dict[str, Any]:  # Any: JSON values
     """Render one request's usage for ``--json``; the names in it are stable."""
     event, tokens = record.event, record.event.usage
     status = _ENDING_STATUS.get(event.ending, "failed") if record.closed else "open"
-    cached = tokens.cached_gpu_tokens + tokens.cached_cpu_tokens + tokens.cached_disk_tokens
     return {
         "request_id": event.request_id,
         "tenant": event.tenant_id,
@@ -284,7 +284,7 @@ def record_json(record: pb.UsageRecord) -> dict[str, Any]:  # Any: JSON values
         "streaming": event.streaming,
         "status": status,
         "prompt_tokens": tokens.prompt_tokens,
-        "cached_tokens": cached,
+        "cached_tokens": cached_tokens(tokens),
         "completion_tokens": tokens.output_tokens,
         "estimated": event.estimated,
         "amount_nano_usd": record.amount_nano_usd,

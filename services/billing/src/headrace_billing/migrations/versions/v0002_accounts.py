@@ -4,7 +4,8 @@ import sqlalchemy as sa
 from alembic import op
 
 from headrace_billing.backfill import fill_derived_tables
-from headrace_billing.prices import PriceBook, PriceRow
+from headrace_billing.prices import PriceBook
+from headrace_common.price_rows import PriceRow
 
 revision = "0002"
 down_revision = "0001"
