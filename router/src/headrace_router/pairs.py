@@ -35,12 +35,10 @@ class PairRules:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A prefill replica for a decode replica, with what both ways were predicted to cost."""
+    """A prefill replica for a decode replica, with what that was predicted to cost."""
 
     prefill: Candidate
-    transfer_s: float
     pair_s: float
-    direct_s: float
 
 
 def find_pair(
@@ -71,7 +69,7 @@ def find_pair(
     chosen.scores |= {"pair_s": pair_s, "direct_s": direct_s}
     if pair_s >= direct_s:
         return None
-    return Pair(best, transfer_s, pair_s, direct_s)
+    return Pair(best, pair_s)
 
 
 @dataclass(frozen=True, slots=True)
