@@ -64,6 +64,7 @@ from headrace_gateway.model_routes.model_names import ModelNames
 from headrace_gateway.output_check import OutputOpener, open_output_check
 from headrace_gateway.output_estimate import OutputEstimates
 from headrace_gateway.pricing import PriceBook, hold_nano_usd
+from headrace_gateway.principal import Principal
 from headrace_gateway.rate_headers import limit_headers
 from headrace_gateway.sent_reports import SentReports
 from headrace_gateway.stories import Stories
@@ -420,44 +421,43 @@ class RequestFlow:
         self, visit: Visit, admitted: _Admitted, ending: usage_pb2.Ending.ValueType
     ) -> None:
         """Record the end and settle; what is awaited here happens whoever waits."""
-        usage = total_usage(visit.jobs)
-        event = admitted.account.closed(
-            unix_us(self.clock),
-            usage,
-            ending,
-            [ref for job in visit.jobs for ref in job.replicas],
-            estimated=any(it.is_estimate or not it.read_usage().prompt_tokens for it in visit.jobs),
-        )
-        now_s = self.clock.now_s()
-        event.duration_s = now_s - visit.started_s
-        if visit.delivery is not None and visit.delivery.first_text_s is not None:
-            event.ttft_s = visit.delivery.first_text_s - visit.started_s
-            self._note_speed(visit, event.ttft_s, event.duration_s, usage.output_tokens)
-        if ending == usage_pb2.ENDING_COMPLETED and visit.request.limits.max_tokens is None:
-            num_choices = len(visit.jobs) * visit.request.n
-            self.output_estimates.add(visit.request.model, usage.output_tokens // num_choices)
-        counts = visit.principal.counts_cached_input
-        cached = cached_tokens(usage)
-        settling = self._give_back(
-            admitted,
-            Amounts(
-                requests=1,
-                input_tokens=usage.prompt_tokens,
-                cached_input_tokens=0 if counts else cached,
-                output_tokens=usage.output_tokens,
-                cost_nano_usd=event.amount_nano_usd,
-            ),
-        )
+        event = self._closed_event(visit, admitted, ending)
+        settling = self._give_back(admitted, _spent(event, visit.principal))
         self.sent_reports.tell(visit)
         if self.stories is not None:
             self.stories.add(visit, event)
         ended = self._ended(visit.request_id, self.usage_log.closed(event))
-        self.metrics.prompt_tokens.inc(usage.prompt_tokens)
-        self.metrics.cached_tokens.inc(cached)
-        self.metrics.output_tokens.inc(usage.output_tokens)
+        self._note_usage(visit, event)
         await ended
         if settling is not None and not settling.done():
             await _wait_for(settling, _SETTLE_WAIT_S)
+
+    def _closed_event(
+        self, visit: Visit, admitted: _Admitted, ending: usage_pb2.Ending.ValueType
+    ) -> usage_pb2.UsageEvent:
+        event = admitted.account.closed(
+            unix_us(self.clock),
+            total_usage(visit.jobs),
+            ending,
+            [ref for job in visit.jobs for ref in job.replicas],
+            estimated=any(it.is_estimate or not it.read_usage().prompt_tokens for it in visit.jobs),
+        )
+        event.duration_s = self.clock.now_s() - visit.started_s
+        if visit.delivery is not None and visit.delivery.first_text_s is not None:
+            event.ttft_s = visit.delivery.first_text_s - visit.started_s
+        return event
+
+    def _note_usage(self, visit: Visit, event: usage_pb2.UsageEvent) -> None:
+        usage = event.usage
+        self.metrics.prompt_tokens.inc(usage.prompt_tokens)
+        self.metrics.cached_tokens.inc(cached_tokens(usage))
+        self.metrics.output_tokens.inc(usage.output_tokens)
+        if visit.delivery is not None and visit.delivery.first_text_s is not None:
+            self._note_speed(visit, event.ttft_s, event.duration_s, usage.output_tokens)
+        is_whole = event.ending == usage_pb2.ENDING_COMPLETED
+        if is_whole and visit.request.limits.max_tokens is None:
+            num_choices = len(visit.jobs) * visit.request.n
+            self.output_estimates.add(visit.request.model, usage.output_tokens // num_choices)
 
     def _note_speed(self, visit: Visit, ttft_s: float, duration_s: float, num_tokens: int) -> None:
         endpoint, is_stream = visit.request.endpoint.value, visit.request.streaming.is_stream
@@ -520,6 +520,18 @@ class _Stage:
         flow.note_stage(self._visit, self._name, flow.clock.now_s() - self._started_s)
         if self._span is not None:
             self._span.__exit__(*exc_info)
+
+
+def _spent(event: usage_pb2.UsageEvent, principal: Principal) -> Amounts:
+    """Return what a request used of its limits."""
+    usage = event.usage
+    return Amounts(
+        requests=1,
+        input_tokens=usage.prompt_tokens,
+        cached_input_tokens=0 if principal.counts_cached_input else cached_tokens(usage),
+        output_tokens=usage.output_tokens,
+        cost_nano_usd=event.amount_nano_usd,
+    )
 
 
 async def _wait_for(work: asyncio.Future[Any], longest_s: float) -> None:

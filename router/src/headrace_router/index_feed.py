@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, Final, cast
 
 from google.protobuf.message import DecodeError
@@ -33,7 +34,7 @@ from headrace_common.kv_index import (
 from headrace_common.lifecycle import cancel_and_wait, raise_if_cancelled
 from headrace_contracts.cache_index.v1.cache_index_pb2 import IndexDelta
 from headrace_router.metrics import RouterMetrics
-from headrace_router.mirror import BYTES_PER_ENTRY, PrefixMirror
+from headrace_router.mirror import BYTES_PER_ENTRY, Mirrored, PrefixMirror
 
 _log = logging.getLogger(__name__)
 _BLOCK_MS = 200
@@ -169,15 +170,8 @@ class IndexFeed:
 
     async def _audit(self) -> None:
         """Find what the stream did not tell: data lost in Redis, trimmed changes, drift."""
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.xrevrange(self._keys.deltas, count=1)
-            pipe.hgetall(self._keys.registry)
-            mirrored = dict(self._mirror.replicas())
-            for key, known in mirrored.items():
-                for name in self._keys.all_blocks(known.model, key):
-                    pipe.scard(name)
-            newest, rows, *sizes = await pipe.execute()
-        end = _parse(newest[0][0]) if newest else _START
+        mirrored = dict(self._mirror.replicas())
+        end, registry, sizes = await self._read_totals(mirrored)
         if self._position is None or end > self._position:
             # Not caught up after all: the next audit will tell.
             return
@@ -185,18 +179,32 @@ class IndexFeed:
             _log.warning("Redis lost its data; the mirror starts over")
             self._position = end
             self._set_warm(False)
-        registry = _parse_registry(rows)
-        for idx, (key, known) in enumerate(mirrored.items()):
-            size = sum(sizes[idx * len(TIERS) : (idx + 1) * len(TIERS)])
+        for key, known in mirrored.items():
             entry = registry.get(key)
+            has_drifted = not known.is_partial and sizes[key] != known.num_blocks
             if entry is None:
                 self._mirror.drop(key)
-            elif entry.seq != known.seq or not (known.is_partial or size == known.num_blocks):
+            elif has_drifted or entry.seq != known.seq:
                 await self._rescan(key, entry, "drift")
         for key in registry.keys() - mirrored.keys():
             await self._rescan(key, registry[key], "unknown")
         if registry:
             self._set_warm(True)
+
+    async def _read_totals(
+        self, mirrored: Mapping[ReplicaKey, Mirrored]
+    ) -> tuple[StreamId, dict[ReplicaKey, RegistryEntry], dict[ReplicaKey, int]]:
+        """Read, as of one moment, the stream's end, the registry and each replica's blocks."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.xrevrange(self._keys.deltas, count=1)
+            pipe.hgetall(self._keys.registry)
+            for key, known in mirrored.items():
+                for name in self._keys.all_blocks(known.model, key):
+                    pipe.scard(name)
+            newest, rows, *counts = await pipe.execute()
+        by_tier = iter(counts)
+        sizes = {key: sum(islice(by_tier, len(TIERS))) for key in mirrored}
+        return _parse(newest[0][0]) if newest else _START, _parse_registry(rows), sizes
 
     async def _rescan_by_key(self, key: ReplicaKey, reason: str) -> None:
         entry = (await self._registry()).get(key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, ItemsView, Mapping
 from dataclasses import dataclass, field
 
 from headrace_common.errors import (
@@ -120,6 +120,10 @@ class ModelRoutes:
     def names(self) -> tuple[str, ...]:
         """The names of all routes, in order."""
         return tuple(sorted(self._routes))
+
+    def items(self) -> ItemsView[str, RouteSection]:
+        """Return every route with its name."""
+        return self._routes.items()
 
     def get(self, name: str) -> RouteSection | None:
         """Return a route; None = the name is a model's own."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from headrace_common.errors import HeadraceError, ModelNotFound, NoReplica, Unavailable
@@ -116,20 +116,11 @@ class ModelNames:
             for name, card in cards.items()
             if not principal.allowed_models or name in principal.allowed_models
         }
-        routes = self._watch.routes
-        for name in routes.names:
-            route = routes.get(name)
-            targets = () if route is None else usable_targets(name, route, principal)
+        for name, route in self._watch.routes.items():
+            targets = usable_targets(name, route, principal)
             known = [cards[target] for target in targets if target in cards]
-            if route is not None and known:
-                defaults = [SamplingDefaults(card).shown for card in known]
-                shown[name] = {
-                    **_model(min(known, key=lambda card: card.context_tokens)),
-                    "id": name,
-                    "route": {"kind": route.kind, "models": list(targets)},
-                    # None = it depends on the model that answers.
-                    "default_parameters": defaults[0] if defaults[1:] == defaults[:-1] else None,
-                }
+            if known:
+                shown[name] = _route(name, route.kind, targets, known)
         return [shown[name] for name in sorted(shown)]
 
 
@@ -138,6 +129,18 @@ def _not_there(error: HeadraceError, asked: str) -> HeadraceError:
     if isinstance(error, ModelNotFound):
         return NoReplica(f"No replica serves {asked[:100]!r} now.", retry_after_s=1.0)
     return error
+
+
+def _route(name: str, kind: str, targets: Sequence[str], known: Sequence[ModelCard]) -> Json:
+    """Show a route as the smallest context that it may lead to."""
+    defaults = [SamplingDefaults(card).shown for card in known]
+    return {
+        **_model(min(known, key=lambda card: card.context_tokens)),
+        "id": name,
+        "route": {"kind": kind, "models": list(targets)},
+        # None = it depends on the model that answers.
+        "default_parameters": defaults[0] if defaults[1:] == defaults[:-1] else None,
+    }
 
 
 def _model(card: ModelCard) -> Json:

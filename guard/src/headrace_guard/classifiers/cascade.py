@@ -133,35 +133,41 @@ class CascadeModels:
         return self._matches([self._linear(one) for one in seen], asked)
 
     async def _judge_stages(self, tenant_id: str, text: str, trust: Trust, asked: Asked) -> Judged:
-        heads = _heads(trust, asked)
-        has_words = self._embedder is not None
-        seen: list[_Seen] = []
-        if heads:
-            look = partial(self._look, text, heads, has_words=has_words)
-            # Rules have read it just now: a short text goes on in the same turn of the loop.
-            is_short = len(text) <= INLINE_CHARS
-            seen = look() if is_short else await self._threads.run(tenant_id, len(text), look)
+        seen = await self._look_cheaply(tenant_id, text, _heads(trust, asked))
         has_topic = OFF_TOPIC in asked.points and asked.topic is not None and trust is Trust.USER
-        missed = Reason.NO_MODEL if has_topic and self._embedder is None else None
-        looked: dict[str, _Looked] = {}
-        doubts = self._doubts(seen)
-        is_topical = has_topic and len(text.split()) >= MIN_TOPIC_WORDS
-        if self._embedder is not None and (doubts or is_topical):
-            texts = list(dict.fromkeys(one.text for one in doubts))
-            whole = text if is_topical else None
-            # Each is one run of the model, cut to what it reads.
-            looked, off_topic = await self._embed_thread.run(
-                tenant_id, len(texts) + is_topical, lambda: self._embed(texts, whole, asked)
-            )
-        else:
-            off_topic = None
+        whole = text if has_topic and len(text.split()) >= MIN_TOPIC_WORDS else None
+        looked, off_topic = await self._look_closely(tenant_id, self._doubts(seen), whole, asked)
         scored = [self._score(one, looked) for one in seen]
+        missed = Reason.NO_MODEL if has_topic and self._embedder is None else None
         if asked.uses_judge:
             missed = await self._ask_judge(tenant_id, scored, text) or missed
         matches = self._matches(scored, asked)
         if off_topic is not None:
             matches += self._off_topic(off_topic, len(text), asked)
         return Judged(matches, missed, self._balanced(scored, asked))
+
+    async def _look_cheaply(self, tenant_id: str, text: str, heads: frozenset[str]) -> list[_Seen]:
+        """Ask the linear heads, and the words where there are word pieces."""
+        if not heads:
+            return []
+        look = partial(self._look, text, heads, has_words=self._embedder is not None)
+        # Rules have read it just now: a short text goes on in the same turn of the loop.
+        if len(text) <= INLINE_CHARS:
+            return look()
+        return await self._threads.run(tenant_id, len(text), look)
+
+    async def _look_closely(
+        self, tenant_id: str, doubts: list[_Seen], whole: str | None, asked: Asked
+    ) -> tuple[dict[str, _Looked], float | None]:
+        """Ask the embedding stage of each doubted window, and how far off its topic a text is."""
+        texts = list(dict.fromkeys(one.text for one in doubts))
+        # Each is one run of the model, cut to what it reads.
+        num_runs = len(texts) + (whole is not None)
+        if self._embedder is None or num_runs == 0:
+            return {}, None
+        return await self._embed_thread.run(
+            tenant_id, num_runs, lambda: self._embed(texts, whole, asked)
+        )
 
     def _look(self, text: str, heads: frozenset[str], *, has_words: bool) -> list[_Seen]:
         reading = read(text)

@@ -95,17 +95,9 @@ class HoldPolicy:
         ]
         for one, cost in zip(candidates, costs, strict=True):
             one.total_score = -cost
-        counts = [one.num_requests + one.ahead for one in candidates]
-        limit = self._crowd(min(counts))
-        if max(counts) > limit:
-            level = [
-                idx
-                for idx, one in enumerate(candidates)
-                if counts[idx] <= limit
-                and one.backlog_s + one.ahead_own_s <= _NEAR_OPEN_S
-                and one.has_kv_room()
-            ] or range(len(candidates))
-            candidates, costs = [candidates[i] for i in level], [costs[i] for i in level]
+        places = self._not_crowded(candidates)
+        if len(places) < len(candidates):
+            candidates, costs = [candidates[i] for i in places], [costs[i] for i in places]
         equals = near_best(candidates, costs, ratio=NEAR_RATIO, least=NEAR_S)
         open_ones = [
             one
@@ -113,6 +105,21 @@ class HoldPolicy:
             if one.backlog_s <= self._slack_s and not one.is_withheld and one.has_kv_room()
         ]
         return pick_one(query, open_ones, self._random) if open_ones else None
+
+    def _not_crowded(self, candidates: Sequence[Candidate]) -> Sequence[int]:
+        """Return the places of those that are not crowded and soon open; of all if none is."""
+        counts = [one.num_requests + one.ahead for one in candidates]
+        limit = self._crowd(min(counts))
+        everyone = range(len(candidates))
+        if max(counts) <= limit:
+            return everyone
+        return [
+            idx
+            for idx, one in enumerate(candidates)
+            if counts[idx] <= limit
+            and one.backlog_s + one.ahead_own_s <= _NEAR_OPEN_S
+            and one.has_kv_room()
+        ] or everyone
 
     def may_release(self, view: FleetView) -> bool:
         """Only to a replica with little backlog."""

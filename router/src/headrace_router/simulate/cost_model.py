@@ -118,20 +118,25 @@ def _least_squares(rows: Sequence[Sequence[float]]) -> list[float]:
     if size == 0 or len(rows) < size:
         raise FitError("too few steps")
     scales = [max(abs(row[i]) for row in rows) or 1.0 for i in range(size)]
-    matrix = [[0.0] * (size + 1) for _ in range(size)]
-    for row in rows:
-        scaled = [row[i] / scales[i] for i in range(size)]
-        for i in range(size):
-            for j in range(size):
-                matrix[i][j] += scaled[i] * scaled[j]
-            matrix[i][size] += scaled[i]
+    # Each row with what it should add up to.
+    scaled = [[*(row[i] / scales[i] for i in range(size)), 1.0] for row in rows]
+    matrix = [
+        [sum(row[i] * row[j] for row in scaled) for j in range(size + 1)] for i in range(size)
+    ]
+    found = _solve(matrix, least_pivot=1e-12 * len(rows))
+    return [value / scale for value, scale in zip(found, scales, strict=True)]
+
+
+def _solve(matrix: list[list[float]], least_pivot: float) -> list[float]:
+    """Solve linear equations, the right-hand side last in each row, by Gauss and Jordan."""
+    size = len(matrix)
     for i in range(size):
         pivot = max(range(i, size), key=lambda k: abs(matrix[k][i]))
         matrix[i], matrix[pivot] = matrix[pivot], matrix[i]
-        if abs(matrix[i][i]) < 1e-12 * len(rows):
+        if abs(matrix[i][i]) < least_pivot:
             raise FitError("the steps are too much alike")
         for k in range(size):
             if k != i:
                 ratio = matrix[k][i] / matrix[i][i]
                 matrix[k] = [a - ratio * b for a, b in zip(matrix[k], matrix[i], strict=True)]
-    return [matrix[i][size] / matrix[i][i] / scales[i] for i in range(size)]
+    return [row[size] / row[i] for i, row in enumerate(matrix)]
