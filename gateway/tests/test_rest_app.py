@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from starlette.exceptions import HTTPException
 
 from headrace_gateway.auth import KeyAuth
+from headrace_gateway.call_rate import CallRate
 from headrace_gateway.rest_app import rest_app
 from headrace_testing.clock import FakeClock
 
@@ -26,7 +27,7 @@ async def test_each_refusal_keeps_its_own_status(status: int, code: str) -> None
         raise HTTPException(status, "from inside", {"x-why": "that"})
 
     # Outside /v1/ no key is asked for.
-    app = rest_app([router], (), cast(KeyAuth, None), FakeClock())
+    app = rest_app([router], (), cast(KeyAuth, None), cast(CallRate, None), FakeClock())
     # Any: httpx's idea of an application is another than ours.
     transport = httpx.ASGITransport(cast(Any, app))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:

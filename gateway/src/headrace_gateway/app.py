@@ -22,6 +22,7 @@ from headrace_gateway.batch_api.line_call import LineCaller
 from headrace_gateway.batch_api.runner import BatchRunner, RunnerParts
 from headrace_gateway.batch_api.stored_batches import StoredBatches
 from headrace_gateway.batch_api.stored_files import FileLimits, StoredFiles
+from headrace_gateway.call_rate import CallRate
 from headrace_gateway.clients.billing import BillingClient
 from headrace_gateway.clients.guard import GuardClient
 from headrace_gateway.clients.ratelimit import RateLimitClient
@@ -277,8 +278,14 @@ class Gateway:
         hot["/detokenize"] = CallRoute(tokenize_form, context, tokens.detokenize)
         moderations = Moderations(self._guard, self._admission)
         hot["/v1/moderations"] = CallRoute(OpenAiErrors(Endpoint.MODERATIONS), context, moderations)
+        rate = CallRate(self._settings.calls_per_s, clock)
         creation = BatchCreation(
-            self._state, self._batches, self._files, self._runner, tuple(self._batch_dialects)
+            self._state,
+            self._batches,
+            self._files,
+            self._runner,
+            tuple(self._batch_dialects),
+            rate,
         )
         posts = {"/v1/batches": CallRoute(OpenAiErrors(Endpoint.BATCHES), context, creation)}
         rest = rest_app(
@@ -294,6 +301,7 @@ class Gateway:
             ],
             posts,
             self._auth,
+            rate,
             clock,
         )
         app = GatewayApp(hot, posts, rest)

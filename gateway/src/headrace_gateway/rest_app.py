@@ -6,8 +6,10 @@ import logging
 from collections.abc import Collection, Sequence
 from http import HTTPStatus
 
+import orjson
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
@@ -17,9 +19,10 @@ from headrace_common.errors import HeadraceError, Internal, InvalidRequest
 from headrace_common.ids import new_request_id
 from headrace_gateway import error_body
 from headrace_gateway.auth import KeyAuth
+from headrace_gateway.call_rate import CallRate
 from headrace_gateway.http_exchange import EXTRA_HEADERS, AsgiApp, Event, Receive, Scope, Send
 from headrace_gateway.messages_api.dialect import is_anthropic, message_error
-from headrace_gateway.openapi_hot import add_hot_paths
+from headrace_gateway.openapi_hot import whole_openapi
 from headrace_gateway.query_params import RouteCheck
 
 _log = logging.getLogger(__name__)
@@ -31,13 +34,17 @@ _REQUEST_ID = "headrace.request_id"
 class RestFront:
     """In front of FastAPI: gives every answer its request id, and answers HEAD as GET.
 
+    Who calls too often is refused here: FastAPI would take as long for that as for an answer.
+
     Args:
         app: answers.
+        auth: tells who calls.
+        rate: bounds how often.
         clock: for ids.
     """
 
-    def __init__(self, app: AsgiApp, clock: Clock) -> None:
-        self._app, self._clock = app, clock
+    def __init__(self, app: AsgiApp, auth: KeyAuth, rate: CallRate, clock: Clock) -> None:
+        self._app, self._auth, self._rate, self._clock = app, auth, rate, clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -55,11 +62,30 @@ class RestFront:
                 message["headers"] = [*message["headers"], *extra]
             await send(message)
 
-        await self._app(scope, receive, named)
+        refusal = await self._refusal(scope)
+        await (refusal or self._app)(scope, receive, named)
+
+    async def _refusal(self, scope: Scope) -> Response | None:
+        if not scope["path"].startswith("/v1/"):
+            return None
+        try:
+            principal = await self._auth.authenticate(scope["headers"])
+        except HeadraceError:
+            # The app tells why, in the shape of the path.
+            return None
+        try:
+            self._rate.count(principal.tenant_id)
+        except HeadraceError as error:
+            return _answer(Request(scope), error)
+        return None
 
 
 def rest_app(
-    routers: Sequence[APIRouter], posts: Collection[str], auth: KeyAuth, clock: Clock
+    routers: Sequence[APIRouter],
+    posts: Collection[str],
+    auth: KeyAuth,
+    rate: CallRate,
+    clock: Clock,
 ) -> AsgiApp:
     """Build the app.
 
@@ -67,19 +93,21 @@ def rest_app(
         routers: its routes.
         posts: paths whose POST is answered elsewhere.
         auth: checks keys, before anything else is looked at.
+        rate: bounds how often a tenant calls.
         clock: for request ids.
     """
     app = FastAPI(
         title="Headrace",
         description="An LLM serving fleet's public API, compatible with OpenAI's.",
-        redoc_url=None,
+        # Made anew for each request, FastAPI's own would stop every stream for as long.
+        openapi_url=None,
         # A key is never sent on to an address made of the request's own Host.
         redirect_slashes=False,
         dependencies=[Depends(RouteCheck(auth))],
     )
     for router in routers:
         app.include_router(router)
-    add_hot_paths(app)
+    _add_documents(app)
 
     @app.exception_handler(HeadraceError)
     async def on_headrace_error(request: Request, error: HeadraceError) -> Response:
@@ -115,7 +143,19 @@ def rest_app(
         _log.error("%s failed", request.url.path, exc_info=error)
         return _answer(request, Internal())
 
-    return RestFront(app, clock)
+    return RestFront(app, auth, rate, clock)
+
+
+def _add_documents(app: FastAPI) -> None:
+    document = orjson.dumps(whole_openapi(app))
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        return Response(document, media_type="application/json")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return get_swagger_ui_html(openapi_url="/openapi.json", title=f"{app.title} - API")
 
 
 def _allowed(request: Request, routers: Sequence[APIRouter], posts: Collection[str]) -> set[str]:

@@ -98,6 +98,13 @@ class GatewaySettings(RpcServiceSettings):
         le=256,
         description="Requests of batches under way at once in this process; 0 = it runs none.",
     )
+    calls_per_s: float = Field(
+        100.0,
+        ge=0,
+        le=1e6,
+        description="Calls that use no model (lists, files, batches, stored responses, usage) that "
+        "one tenant may make a second at this process; twice as many may come at once. 0 = any.",
+    )
     max_body_bytes: int = Field(
         10 * 2**20, ge=1024, le=256 * 2**20, description="Largest request body. Bytes."
     )

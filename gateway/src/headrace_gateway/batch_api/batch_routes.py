@@ -16,6 +16,7 @@ from headrace_gateway.auth import KeyAuth, key_digest
 from headrace_gateway.batch_api.runner import BatchRunner
 from headrace_gateway.batch_api.stored_batches import StoredBatches
 from headrace_gateway.batch_api.stored_files import MAX_TTL_S, MIN_TTL_S, StoredFiles
+from headrace_gateway.call_rate import CallRate
 from headrace_gateway.json_body import decode
 from headrace_gateway.openai_bodies import Labels, Text
 from headrace_gateway.state.owner_of import owner_of
@@ -58,6 +59,7 @@ class BatchCreation:
         files: their input.
         runner: told of new work.
         endpoints: paths that lines may go to.
+        rate: bounds how often a tenant asks.
     """
 
     def __init__(
@@ -67,12 +69,14 @@ class BatchCreation:
         files: StoredFiles,
         runner: BatchRunner,
         endpoints: tuple[str, ...],
+        rate: CallRate,
     ) -> None:
         self._state, self._batches, self._files = state, batches, files
-        self._runner, self._endpoints = runner, endpoints
+        self._runner, self._endpoints, self._rate = runner, endpoints, rate
 
     async def __call__(self, caller: Caller, body: bytes) -> bytes:
         """Add a batch; return its object."""
+        self._rate.count(caller.principal.tenant_id)
         asked = decode(_DECODER, body)
         if asked.endpoint not in self._endpoints:
             known = ", ".join(self._endpoints)
