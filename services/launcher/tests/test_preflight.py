@@ -68,6 +68,17 @@ def test_a_file_that_an_option_names_must_be_there(tmp_path: Path) -> None:
     preflight.check_file(None, "--models")
 
 
+def test_wrong_model_routes_stop_the_start(tmp_path: Path) -> None:
+    """A gateway would come up without any route, and say so in its log alone."""
+    path = tmp_path / "routes.toml"
+    path.write_text("version = 1\n[routes.a]\nmodell = 'm'\n")
+    with pytest.raises(PreflightError, match=r"--models: model routes .*: routes\.a\.modell: "):
+        preflight.check_model_routes(path)
+    path.write_text("version = 1\n[routes.a]\nmodel = 'm'\n")
+    preflight.check_model_routes(path)
+    preflight.check_model_routes(None)
+
+
 @pytest.mark.parametrize(
     ("number", "words"),
     [

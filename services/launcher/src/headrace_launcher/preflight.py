@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import shutil
 import socket
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -64,6 +66,21 @@ def check_file(path: Path | None, option: str) -> None:
     """
     if path is not None and not path.is_file():
         raise PreflightError(f"{option}: there is no file {path}")
+
+
+def check_model_routes(path: Path | None) -> None:
+    """Let the gateway read a file of model routes: with a wrong one it would start without any.
+
+    Raises:
+        PreflightError: the file is not there, or wrong.
+    """
+    check_file(path, "--models")
+    if path is None:
+        return
+    argv = [sys.executable, "-m", "headrace_gateway", "--check-config", str(path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise PreflightError(f"--models: {done.stderr.strip().removeprefix('headrace-gateway: ')}")
 
 
 def check_port(endpoint: Endpoint) -> None:

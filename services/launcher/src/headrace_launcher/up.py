@@ -23,6 +23,7 @@ from headrace_launcher.preflight import (
     Endpoint,
     PreflightError,
     check_file,
+    check_model_routes,
     check_port,
     check_reachable,
     check_state_dir,
@@ -55,7 +56,7 @@ def up(settings: LauncherSettings, args: Namespace) -> int:
 def _check(settings: LauncherSettings, state_dir: StateDir) -> None:
     check_state_dir(state_dir)
     state_dir.lock()
-    check_file(settings.model_routes_file, "--models")
+    check_model_routes(settings.model_routes_file)
     check_file(settings.upstreams_file, "--upstreams")
     for n in range(settings.gateways):
         check_port(Endpoint(settings.host, settings.port + n))
