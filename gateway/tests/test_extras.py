@@ -121,6 +121,19 @@ async def test_flex_waits_behind_others_at_the_price_of_batches(
     assert fleet.usage.closed_events()[0].price_tier == tier
 
 
+@pytest.mark.parametrize(("asked", "goal"), [(..., (700, 40)), ("flex", (60_000, 0))])
+async def test_workers_are_told_what_a_tier_wants(
+    fleet_parts: GatewayFleet, asked: Any, goal: tuple[int, int]
+) -> None:
+    """Of first token and tokens after it; a flex request lets its steps take what they take."""
+    fleet_parts.settings |= {"ttft_slo_standard_ms": 700, "tpot_slo_standard_ms": 40}
+    await fleet_parts.start()
+    await post(fleet_parts, "/v1/chat/completions", chat_body(service_tier=asked))
+    told = fleet_parts.worker.requests[0]
+    assert (told.ttft_slo_ms, told.tpot_slo_ms) == goal
+    await fleet_parts.close()
+
+
 async def test_priority_is_for_keys_that_have_it(fleet: GatewayFleet) -> None:
     """Others are told, not served in silence as usual."""
     answer = await post(fleet, "/v1/chat/completions", chat_body(service_tier="priority"))

@@ -35,7 +35,7 @@ from headrace_gateway.http_exchange import AsgiApp
 from headrace_gateway.http_server import HttpServer
 from headrace_gateway.idempotency import Idempotency
 from headrace_gateway.input_guard import InputGuard
-from headrace_gateway.intake import Intake, TtftGoals
+from headrace_gateway.intake import Goal, Intake, TierGoals
 from headrace_gateway.limiter_outage import OutageProofLimiter
 from headrace_gateway.messages_api.count_tokens import CountDialect, TokenCount
 from headrace_gateway.messages_api.dialect import MessagesDialect
@@ -238,10 +238,10 @@ class Gateway:
                 settings.request_timeout_s,
                 settings.keep_alive_s,
                 settings.silent_start_s,
-                TtftGoals(
-                    settings.ttft_slo_priority_ms,
-                    settings.ttft_slo_standard_ms,
-                    settings.ttft_slo_flex_ms,
+                TierGoals(
+                    Goal(settings.ttft_slo_priority_ms, settings.tpot_slo_priority_ms),
+                    Goal(settings.ttft_slo_standard_ms, settings.tpot_slo_standard_ms),
+                    Goal(settings.ttft_slo_flex_ms),
                 ),
             ),
             stories=self.stories,

@@ -37,20 +37,28 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class TtftGoals:
-    """Time to first token that queues are told, by tier. Milliseconds; 0 = nothing is told."""
+class Goal:
+    """What is wanted of one request: first token, tokens after it. Milliseconds; 0 = not told."""
 
-    priority_ms: int = 0
-    standard_ms: int = 0
-    flex_ms: int = 0
+    ttft_ms: int = 0
+    tpot_ms: int = 0
 
-    def of(self, request: ApiRequest, principal: Principal) -> int:
+
+@dataclass(frozen=True, slots=True)
+class TierGoals:
+    """The goals that router and workers are told, by tier."""
+
+    priority: Goal = Goal()
+    standard: Goal = Goal()
+    flex: Goal = Goal()
+
+    def of(self, request: ApiRequest, principal: Principal) -> Goal:
         """Return the goal of a request."""
         if priority_of(request, principal) == PRIORITY_BATCH:
-            return self.flex_ms
+            return self.flex
         if request.service_tier is ServiceTier.PRIORITY:
-            return self.priority_ms
-        return self.standard_ms
+            return self.priority
+        return self.standard
 
 
 @dataclass(slots=True)
@@ -176,11 +184,11 @@ def make_jobs(
     model: ServedModel,
     principal: Principal,
     prompts: Sequence[EncodedPrompt],
-    goals: TtftGoals,
+    goals: TierGoals,
 ) -> list[Job]:
     """Turn encoded prompts into jobs; several prompts get an id each, made from the request's."""
     seed = getrandbits(63) if request.seed is None else request.seed
-    ttft_slo_ms, priority = goals.of(request, principal), priority_of(request, principal)
+    goal, priority = goals.of(request, principal), priority_of(request, principal)
     jobs = []
     for idx, prompt in enumerate(prompts):
         told_id = request_id if len(prompts) == 1 else job_id(request_id, idx)
@@ -194,7 +202,7 @@ def make_jobs(
             priority=priority,
             tenant_id=principal.tenant_id,
             session_id=request.session_id,
-            ttft_slo_ms=ttft_slo_ms,
+            ttft_slo_ms=goal.ttft_ms,
         )
         generate = _generate(told_id, request, model, principal, prompt, seed)
         if model.card.takes_text:
@@ -203,7 +211,7 @@ def make_jobs(
             generate.text.CopyFrom(text)
         else:
             generate.MergeFromString(_TOKEN_IDS + with_length(prompt.token_ids.varints))
-        generate.ttft_slo_ms = ttft_slo_ms
+        generate.ttft_slo_ms, generate.tpot_slo_ms = goal.ttft_ms, goal.tpot_ms
         jobs.append(
             Job(
                 pick,

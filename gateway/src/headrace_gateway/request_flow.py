@@ -50,7 +50,7 @@ from headrace_gateway.input_guard import InputGuard, PendingVerdict
 from headrace_gateway.intake import (
     EncodedPrompt,
     Intake,
-    TtftGoals,
+    TierGoals,
     add_id_prompts,
     make_jobs,
     most_output_tokens,
@@ -86,7 +86,7 @@ class FlowLimits:
     request_timeout_s: float = 600.0
     keep_alive_s: float = 10.0
     silent_start_s: float = 15.0
-    ttft_goals: TtftGoals = field(default_factory=TtftGoals)
+    goals: TierGoals = field(default_factory=TierGoals)
 
 
 @dataclass
@@ -245,7 +245,7 @@ class RequestFlow:
         visit.recorded = self.usage_log.opened(event)
 
     def _jobs(self, visit: Visit, model: ServedModel, prompts: list[EncodedPrompt]) -> list[Job]:
-        goals = self.limits.ttft_goals
+        goals = self.limits.goals
         return make_jobs(visit.request_id, visit.request, model, visit.principal, prompts, goals)
 
     # --- the work --------------------------------------------------------------------------

@@ -152,6 +152,20 @@ class GatewaySettings(RpcServiceSettings):
         le=600_000,
         description="The same for flex requests and batches. Milliseconds.",
     )
+    tpot_slo_priority_ms: int = Field(
+        0,
+        ge=0,
+        le=60_000,
+        description="Time per output token wanted for priority requests: workers cut others' "
+        "prompts so small that their steps keep to it. 0 = as the workers' "
+        "STREAM_SLOWDOWN_RATIO says. Milliseconds.",
+    )
+    tpot_slo_standard_ms: int = Field(
+        0,
+        ge=0,
+        le=60_000,
+        description="The same for ordinary requests. Milliseconds.",
+    )
     shares_port: bool = Field(
         False,
         description="Let further gateway processes listen on the same address (SO_REUSEPORT); the "
