@@ -339,6 +339,13 @@ CALLS = pb.ToolCallRules(
     end="</call>",
 )
 
+TEXT_CALLS = pb.ToolCallRules(
+    functions=[pb.CallableFunction(name="f", regex="ab")],
+    required=True,
+    begin="<call>",
+    end="</call>",
+)
+
 
 @pytest.mark.parametrize(
     ("constraint", "pattern"),
@@ -348,6 +355,7 @@ CALLS = pb.ToolCallRules(
             pb.OutputConstraint(tool_calls=CALLS),
             r'<call>\n{"name": "f", "arguments": {\s*}}\n</call>',
         ),
+        (pb.OutputConstraint(tool_calls=TEXT_CALLS), r'<call>\n{"name": "f", "arguments": ab'),
     ],
 )
 async def test_an_answer_obeys_its_constraint(worker, constraint, pattern):

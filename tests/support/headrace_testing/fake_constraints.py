@@ -40,6 +40,12 @@ def check_constraint(constraint: pb.OutputConstraint) -> None:
 def obeying(constraint: pb.OutputConstraint) -> bytes | None:
     """Return a text that obeys; None = the script's text must do."""
     rules = constraint.tool_calls
+    if rules.required and rules.functions[0].WhichOneof("text"):
+        function = rules.functions[0]
+        if not re.fullmatch(function.regex, function.regex):
+            return None
+        head = f'{{"name": {json.dumps(function.name)}, "arguments": '
+        return f"{rules.begin}\n{head}{function.regex}".encode()
     if rules.required:
         call = json.dumps({"name": rules.functions[0].name, "arguments": {}})
         return f"{rules.begin}\n{call}\n{rules.end}".encode()

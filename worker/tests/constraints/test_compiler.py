@@ -158,6 +158,51 @@ async def test_calls_of_functions(compiler, constraint, good, bad):
     assert [fits(made, text) for text in (*good, *bad)] == [True] * len(good) + [False] * len(bad)
 
 
+PATCH = r"""
+start: "*** Begin" LF line+ "*** End" LF?
+line: ("+" | "-") /(.*)/ LF -> line
+%import common.LF
+"""
+P = '<call>\n{"name": "p", "arguments": *** Begin\n+a "b" \\\n-}\n*** End'
+Q = '<call>\n{"name": "q", "arguments": ab/1'
+
+
+def text_tools(*names, **fields):
+    texts = {"p": {"grammar": PATCH}, "q": {"regex": r"[a-z]+/\d"}, "all": {"regex": r"(.|\n)*"}}
+    functions = [pb.CallableFunction(name=name, **texts.get(name, {})) for name in names]
+    return pb.OutputConstraint(
+        tool_calls=pb.ToolCallRules(functions=functions, begin="<call>", end="</call>", **fields)
+    )
+
+
+@pytest.mark.parametrize(
+    ("constraint", "good", "bad"),
+    [
+        (
+            text_tools("g", "p", "q"),
+            ["text", "I look.\n" + P, P + "\n", Q, G + "\n" + G + "\n" + P, G + "\n" + Q],
+            [P + "}\n</call>", P + "\n" + G, P[:-3], Q + "\n" + Q, Q[:-1], P.replace("+", " ")],
+        ),
+        (text_tools("g", "q", max_calls=1), [G, Q], [G + "\n" + Q]),
+        (
+            text_tools("g", "q", max_calls=2),
+            [G + "\n" + Q, G + "\n" + G],
+            [G + "\n" + G + "\n" + Q],
+        ),
+        (text_tools("p", required=True, max_calls=1), [P], ["", "text", P + "\n" + P]),
+        (
+            text_tools("all", required=True),
+            ['<call>\n{"name": "all", "arguments": }\n</call> and more'],
+            ["x"],
+        ),
+    ],
+)
+async def test_arguments_that_are_a_text_end_the_answer(compiler, constraint, good, bad):
+    """As they are, without quotes; whatever they say, only the answer's end ends them."""
+    made = await compiler.compile(b"t", constraint)
+    assert [fits(made, text) for text in (*good, *bad)] == [True] * len(good) + [False] * len(bad)
+
+
 @pytest.mark.parametrize(
     ("schema", "is_open"),
     [

@@ -52,6 +52,8 @@ def test_blanks_in_json_are_bounded_whatever_the_schema_says():
         calls(pb.CallableFunction(name="f"), begin=""),
         calls(*(pb.CallableFunction(name=f"f{idx}") for idx in range(129))),
         calls(pb.CallableFunction(name="f", arguments_schema='{"type": "string"}')),
+        calls(pb.CallableFunction(name="f", grammar="start: " + "a" * 70_000)),
+        calls(pb.CallableFunction(name="f", regex="a" * 70_000)),
     ],
 )
 def test_what_is_malformed_or_too_large_is_refused(constraint):

@@ -82,6 +82,14 @@ def test_constraints_and_tools_are_spelled_as_openai_spells_them() -> None:
         ({"text": None, "prompt_token_ids": [1]}, InvalidRequest),
         ({"resume": [pb.ResumeChoice(output_token_ids=[1])]}, Unimplemented),
         ({"logprobs": pb.LogprobOptions(prompt=True)}, InvalidRequest),
+        (
+            {
+                "constraint": pb.OutputConstraint(
+                    tool_calls=pb.ToolCallRules(functions=[pb.CallableFunction(regex="a")])
+                )
+            },
+            InvalidRequest,
+        ),
     ],
 )
 def test_what_cannot_be_passed_on_is_refused(change: dict[str, object], error: type) -> None:

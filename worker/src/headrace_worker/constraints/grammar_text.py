@@ -1,8 +1,8 @@
 """From the contract's OutputConstraint to llguidance's grammar text. Pure.
 
 A constraint of several parts becomes a list of named grammars: `top` says how they go together,
-`whole` is the wanted kind of text, `args0`, `args1`... are the arguments of the functions. Schemas
-are written with bounded blanks between their tokens: a model that likes blanks would else never
+`whole` is the wanted kind of text, `args0`, `args1`... are the arguments of the functions. Those
+that are a text and no JSON end an answer. Schemas are written with bounded blanks between their tokens: a model that likes blanks would else never
 come to an end.
 
 What is refused here is refused before any grammar is built, by size alone; the rest is bounded by
@@ -67,8 +67,7 @@ def _whole(constraint: pb.OutputConstraint) -> Json | None:
     if kind == "json_object":
         return _json_grammar('{"type": "object"}', "whole", lenient=False)
     if kind == "regex":
-        _check_size(constraint.regex, _MAX_GRAMMAR_CHARS)
-        return _lark_grammar(f"start: /{_slashes_escaped(constraint.regex)}/", "whole")
+        return _regex_grammar(constraint.regex, "whole")
     if kind == "grammar":
         return _lark_grammar(_lark(constraint.grammar), "whole")
     if kind == "choice":
@@ -79,8 +78,7 @@ def _whole(constraint: pb.OutputConstraint) -> Json | None:
 def _with_calls(rules: pb.ToolCallRules, whole: Json | None) -> list[Json]:
     if not 0 < len(rules.functions) <= _MAX_FUNCTIONS or not (rules.begin and rules.end):
         raise _refused(f"tool_calls needs 1 to {_MAX_FUNCTIONS} functions and their spelling")
-    more = min(rules.max_calls or _DEFAULT_MAX_CALLS, _DEFAULT_MAX_CALLS) - 1
-    begin, again = _quoted(rules.begin), _quoted("\n" + rules.begin)
+    begin = _quoted(rules.begin)
     lines = ["%llguidance {}"]
     if rules.required:
         lines.append(f"start: {begin} calls")
@@ -89,20 +87,43 @@ def _with_calls(rules: pb.ToolCallRules, whole: Json | None) -> list[Json]:
     else:
         # The text ends where a call begins, and a call cannot be spelled as text.
         lines += ["start: lead calls | TEXT", f"lead[lazy]: TEXT {begin}", r"TEXT: /(.|\n)*/"]
-    lines.append(f"calls: call ({again} call){{0,{more}}}" if more else "calls: call")
-    lines.append("call: " + " | ".join(f"call{idx}" for idx in range(len(rules.functions))))
+    lines.append("calls: " + _order(rules))
     grammars: list[Json] = []
     for idx, function in enumerate(rules.functions):
         head = _quoted(f'\n{{"name": {_quoted(function.name)}, "arguments": ')
-        lines.append(f"call{idx}: {head} @args{idx} {_quoted('}' + chr(10) + rules.end)}")
+        end = "" if function.WhichOneof("text") else _quoted("}" + chr(10) + rules.end)
+        lines.append(f"call{idx}: {head} @args{idx} {end}")
         grammars.append(_arguments_grammar(function, f"args{idx}"))
     if whole is not None and not rules.required:
         grammars.append(whole)
     return [_lark_grammar("\n".join(lines), "top"), *grammars]
 
 
+def _order(rules: pb.ToolCallRules) -> str:
+    """Return how calls may follow each other, the first one's beginning left out."""
+    more = min(rules.max_calls or _DEFAULT_MAX_CALLS, _DEFAULT_MAX_CALLS) - 1
+    again = _quoted("\n" + rules.begin)
+    calls, last = [], []
+    for idx, function in enumerate(rules.functions):
+        (last if function.WhichOneof("text") else calls).append(f"call{idx}")
+    any_call, any_last = f"({' | '.join(calls)})", f"({' | '.join(last)})"
+    if not calls:
+        return any_last
+    # The last place may hold either kind.
+    ends = f" ({again} ({any_call} | {any_last}))?" if last and more else ""
+    bound = more - 1 if ends else more
+    repeated = f"{any_call} ({again} {any_call}){{0,{bound}}}" if bound else any_call
+    return f"{repeated}{ends}" + (f" | {any_last}" if last else "")
+
+
 def _arguments_grammar(function: pb.CallableFunction, name: str) -> Json:
-    """Arguments are an object, said or not."""
+    """Arguments are a text, or an object, said or not."""
+    kind = function.WhichOneof("text")
+    if kind == "regex":
+        return _regex_grammar(function.regex, name)
+    if kind == "grammar":
+        _check_size(function.grammar, _MAX_GRAMMAR_CHARS)
+        return _lark_grammar(function.grammar, name)
     grammar = _json_grammar(function.arguments_schema or "{}", name, lenient=function.lenient)
     if grammar["json_schema"].setdefault("type", "object") != "object":
         raise _refused(f"the arguments of {function.name!r} must be of type object")
@@ -177,6 +198,11 @@ def _check_schema(schema: Json) -> None:
 
 def _lark_grammar(text: str, name: str) -> Json:
     return {"name": name, "lark_grammar": text}
+
+
+def _regex_grammar(regex: str, name: str) -> Json:
+    _check_size(regex, _MAX_GRAMMAR_CHARS)
+    return _lark_grammar(f"start: /{_slashes_escaped(regex)}/", name)
 
 
 def _lark(text: str) -> str:

@@ -36,6 +36,10 @@ def check_request(request: pb.GenerateRequest, served_name: str) -> None:
         raise InvalidRequest(
             "This model does not tell log probabilities of the prompt.", param="prompt_logprobs"
         )
+    if any(it.WhichOneof("text") for it in request.constraint.tool_calls.functions):
+        raise InvalidRequest(
+            "This model cannot be held to a grammar in what it tells a tool.", param="constraint"
+        )
     if request.HasField("kv_source"):
         raise Unimplemented("This engine cannot take KV blocks.", param="kv_source")
 

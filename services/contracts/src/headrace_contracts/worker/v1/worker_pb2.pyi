@@ -577,23 +577,33 @@ class CallableFunction(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_SCHEMA_FIELD_NUMBER: _builtins.int
     LENIENT_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     arguments_schema: _builtins.str
     """JSON schema of the arguments as JSON text; empty = any object."""
     lenient: _builtins.bool
     """True: a keyword of the schema that cannot be enforced is passed over."""
+    grammar: _builtins.str
+    """Grammar in Lark notation."""
+    regex: _builtins.str
+    """All of it must match."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         arguments_schema: _builtins.str = ...,
         lenient: _builtins.bool = ...,
+        grammar: _builtins.str = ...,
+        regex: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "regex", b"regex", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_schema", b"arguments_schema", "lenient", b"lenient", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_schema", b"arguments_schema", "grammar", b"grammar", "lenient", b"lenient", "name", b"name", "regex", b"regex", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_text: _TypeAlias = _typing.Literal["grammar", "regex"]  # noqa: Y015
+    _WhichOneofArgType_text: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_text) -> _WhichOneofReturnType_text | None: ...
 
 Global___CallableFunction: _TypeAlias = CallableFunction  # noqa: Y015
 
