@@ -69,11 +69,12 @@ async def test_what_the_server_would_run_is_passed_over_beside_functions(
     fleet: GatewayFleet,
 ) -> None:
     """The answer's own list says what the model was shown."""
-    tools: Any = [SEARCH, CLOSE]
+    found = {"type": "tool_search", "execution": "client", "parameters": {"type": "object"}}
+    tools: Any = [SEARCH, CLOSE, found]
     async with fleet.openai() as client:
         made = await client.responses.create(model=MODEL, input="hi", tools=tools)
     assert [tool.type for tool in made.tools] == ["function"]
-    assert "web_search" not in seen(fleet)
+    assert "_search" not in seen(fleet)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,8 @@ async def test_what_the_server_would_run_is_passed_over_beside_functions(
         ({"tools": [SEARCH]}, "tools[0].type"),
         ({"tools": [SEARCH, CLOSE], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"tools": [CLOSE, {"type": "mcp", "server_label": "x"}]}, "tools[1].type"),
-        ({"tools": [SEARCH, {**AGENTS, "tools": [{"type": "custom"}]}]}, "tools[1].tools[0].type"),
+        ({"tools": [SEARCH, {**AGENTS, "tools": [{"type": "mcp"}]}]}, "tools[1].tools[0].type"),
+        ({"tools": [SEARCH, {**AGENTS, "tools": [{"type": "custom"}]}]}, "tools[1].tools[0].name"),
         ({"tools": [{**AGENTS, "tools": [{**CLOSE, "strict": 1}]}]}, "tools[0].tools[0].strict"),
         ({"tools": [AGENTS, {**CLOSE, "name": "agents__close"}]}, "tools"),
         (

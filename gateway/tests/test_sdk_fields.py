@@ -51,6 +51,8 @@ _NOTHING: dict[str, tuple[Any, ...] | str] = {
     "disable_parallel_tool_use": (False, True),
     "eager_input_streaming": "arguments are streamed as they are made anyway",
     "echo": (False,),
+    # Of a custom tool.
+    "format": ({"type": "text"},),
     "function_call": ("none",),
     "include": ("reasoning.encrypted_content",),
     "include_obfuscation": (False,),

@@ -8,12 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace_gateway.api_request import CustomInput
 from headrace_gateway.tool_calls import CallArguments, CallStart, ToolCallReader, call_id
+
+CUSTOMS = {"free": CustomInput(), "bare": CustomInput(regex=".*")}
 
 
 def read(*parts: str) -> tuple[str, list[tuple[str, str]]]:
     """Return the text and the calls (name, arguments) of a text that comes in these parts."""
-    reader, text, calls = ToolCallReader(), "", list[tuple[str, str]]()
+    reader, text, calls = ToolCallReader(CUSTOMS), "", list[tuple[str, str]]()
     for piece in [piece for part in parts for piece in reader.push(part)] + reader.finish():
         if isinstance(piece, CallStart):
             calls.append((piece.name, ""))
@@ -99,6 +102,47 @@ def test_any_arguments_come_back_whatever_the_pieces(
     if "<tool_call>" not in before:
         assert text == (before.rstrip() if calls else before)
         assert [(name, json.loads(value)) for name, value in found] == calls
+
+
+BARE = '<tool_call>\n{"name": "bare", "arguments": '
+
+
+@pytest.mark.parametrize(
+    ("whole", "calls"),
+    [
+        (
+            spelled("free", '{"input": "a\\n\\"b\\" \\\\n \\u00e9 \\ud83d\\ude00"}'),
+            [("free", 'a\n"b" \\n é 😀')],
+        ),
+        (
+            spelled("free", '{\n "input": ""\n}') + "\n" + spelled("f", "{}"),
+            [("free", ""), ("f", "{}")],
+        ),
+        # No half of a pair goes out, nor is what follows it held for ever.
+        (spelled("free", '{"input": "\\ud83dx\\ud83d\\n"}'), [("free", "�x�\n")]),
+        # Cut by max_tokens, in an escape.
+        ('<tool_call>\n{"name": "free", "arguments": {"input": "a\\u00', [("free", "a")]),
+        # Of a model that was not held to the form.
+        (spelled("free", '{"patch": "x"}'), [("free", '{"patch": "x"}')]),
+        (BARE + ' {"a"}\n</tool_call>\nall of it', [("bare", ' {"a"}\n</tool_call>\nall of it')]),
+        (spelled("f", "{}") + "\n" + BARE, [("f", "{}"), ("bare", "")]),
+    ],
+)
+def test_an_input_is_read_whatever_the_pieces(whole: str, calls: list[tuple[str, str]]) -> None:
+    """Free text out of its JSON, an input with a grammar as it is, to the end."""
+    assert read(whole) == ("", calls)
+    assert read(*whole) == ("", calls)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(), st.sampled_from([True, False]), st.integers(1, 7))
+def test_every_text_is_the_input_that_was_spelled(text: str, is_ascii: bool, size: int) -> None:
+    """Also where JSON escapes it."""
+    whole = spelled("free", json.dumps({"input": text}, ensure_ascii=is_ascii))
+    assert read(*(whole[i : i + size] for i in range(0, len(whole), size))) == (
+        "",
+        [("free", text)],
+    )
 
 
 def test_text_is_not_held_longer_than_it_must_be() -> None:

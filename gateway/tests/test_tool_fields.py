@@ -90,7 +90,8 @@ def test_the_guard_sees_every_text_of_a_tool() -> None:
     ("fields", "param"),
     [
         ({"tools": [{"type": "zap"}]}, "tools[0].type"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].custom"),
+        ({"tools": [{"type": "custom", "custom": {"name": "a b"}}]}, "tools[0].custom.name"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),

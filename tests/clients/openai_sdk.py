@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import openai
 
@@ -54,6 +55,34 @@ called = client.chat.completions.create(
 call = called.choices[0].message.tool_calls[0]
 assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
 
+word = {"type": "grammar", "grammar": {"syntax": "regex", "definition": r"[a-z]{3,9}"}}
+called = client.chat.completions.create(
+    model=MODEL,
+    messages=HELLO,
+    tools=[{"type": "custom", "custom": {"name": "say", "format": word}}],
+    tool_choice={"type": "custom", "custom": {"name": "say"}},
+    max_tokens=64,
+)
+call = called.choices[0].message.tool_calls[0]
+assert (call.type, called.choices[0].finish_reason) == ("custom", "tool_calls"), called
+assert re.fullmatch("[a-z]{3,9}", call.custom.input), call
+
+lines = {"type": "grammar", "syntax": "lark", "definition": 'start: ("+" /[a-z]{3,9}/ "\\n"){2}'}
+events = list(
+    client.responses.create(
+        model=MODEL,
+        input="Add two lines.",
+        tools=[{"type": "custom", "name": "edit", "format": lines}],
+        tool_choice={"type": "custom", "name": "edit"},
+        max_output_tokens=64,
+        stream=True,
+    )
+)
+deltas = [it.delta for it in events if it.type == "response.custom_tool_call_input.delta"]
+(item,) = events[-1].response.output
+assert item.input == "".join(deltas), events
+assert re.fullmatch(r"(\+[a-z]{3,9}\n){2}", item.input), item
+
 completion = client.completions.create(model=MODEL, prompt="One, two,", max_tokens=4, logprobs=2)
 assert len(completion.choices[0].logprobs.tokens) == completion.usage.completion_tokens
 
@@ -85,6 +114,6 @@ for wrong, kind in (
 try:
     client.with_options(api_key="sk-wrong").models.list()
 except openai.AuthenticationError:
-    print("12 checks")
+    print("14 checks")
 else:
     raise AssertionError("a wrong key was taken")

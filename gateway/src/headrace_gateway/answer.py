@@ -29,6 +29,7 @@ from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.telemetry import span
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1 import worker_pb2 as pb
+from headrace_gateway.api_request import ToolUse
 from headrace_gateway.generation import Generator, Job, Outlet
 from headrace_gateway.output_check import OutputCheck, Shortcut
 from headrace_gateway.tool_calls import CallStart, ToolCallReader
@@ -53,7 +54,7 @@ class Sink(Protocol):
         """The model calls a function; its arguments follow. Never without tools."""
 
     def add_arguments(self, choice_idx: int, call_idx: int, text: str) -> None:
-        """More of a call's arguments, as JSON text."""
+        """More of a call's arguments, as JSON text; of a custom tool's input, as it is."""
 
     def add_finish(self, choice_idx: int, reason: str, stop_matched: str = "") -> None:
         """A choice has ended, perhaps by a stop string."""
@@ -156,7 +157,7 @@ class Answer:
         sink: gets what is released.
         clock: time.
         on_started: called once, when the first worker has taken a job.
-        may_call: whether the text may hold calls of functions.
+        tools: what calls in the text may be of; None = it holds none.
         is_echo_only: only the prompts are repeated.
 
     Attributes:
@@ -172,7 +173,7 @@ class Answer:
         clock: Clock,
         on_started: Callable[[Job], None],
         *,
-        may_call: bool = False,
+        tools: ToolUse | None = None,
         is_echo_only: bool = False,
     ) -> None:
         self._generator, self._jobs, self._check = generator, jobs, check
@@ -180,7 +181,7 @@ class Answer:
         self.delivery = Delivery()
         self._choices = [
             _Choice(
-                reader=ToolCallReader() if may_call else None,
+                reader=None if tools is None else ToolCallReader(tools.customs),
                 has_logprobs=job.generate.HasField("logprobs"),
                 echoes=job if job.echo else None,
             )

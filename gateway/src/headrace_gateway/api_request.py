@@ -84,6 +84,19 @@ class ToolMode(StrEnum):
     REQUIRED = "required"
 
 
+@dataclass(frozen=True, slots=True)
+class CustomInput:
+    """What the input of a custom tool must be: at most one is given, none = any text."""
+
+    grammar: str = ""
+    regex: str = ""
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether a model writes it as it is, not as a string of JSON; it ends the answer then."""
+        return bool(self.grammar or self.regex)
+
+
 @dataclass(slots=True)
 class ToolUse:
     """The functions of a request and how they may be called.
@@ -94,12 +107,14 @@ class ToolUse:
         mode: whether to call.
         allowed: names that may be called; empty = all.
         is_parallel: whether one answer may hold several calls.
+        customs: those of the functions that the client knows as custom tools, by name.
     """
 
     functions: list[Message]
     mode: ToolMode = ToolMode.AUTO
     allowed: frozenset[str] = frozenset()
     is_parallel: bool = True
+    customs: dict[str, CustomInput] = field(default_factory=dict)
 
     @property
     def is_offered(self) -> bool:

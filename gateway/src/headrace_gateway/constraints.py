@@ -10,7 +10,7 @@ from headrace_contracts.worker.v1.worker_pb2 import (
     OutputConstraint,
     ToolCallRules,
 )
-from headrace_gateway.api_request import ApiRequest, ToolMode
+from headrace_gateway.api_request import ApiRequest, CustomInput, Message, ToolMode
 from headrace_gateway.tool_prompt import CALL_BEGIN, CALL_END
 
 
@@ -43,11 +43,7 @@ def output_constraint(request: ApiRequest) -> OutputConstraint | None:
     whole.tool_calls.CopyFrom(
         ToolCallRules(
             functions=[
-                CallableFunction(
-                    name=function["name"],
-                    arguments_schema=orjson.dumps(function["parameters"]).decode(),
-                    lenient=not function.get("strict"),
-                )
+                _callable(function, tools.customs.get(function["name"]))
                 for function in tools.callable_functions()
             ],
             required=tools.mode is ToolMode.REQUIRED,
@@ -57,6 +53,18 @@ def output_constraint(request: ApiRequest) -> OutputConstraint | None:
         )
     )
     return whole
+
+
+def _callable(function: Message, custom: CustomInput | None) -> CallableFunction:
+    if custom is not None and custom.grammar:
+        return CallableFunction(name=function["name"], grammar=custom.grammar)
+    if custom is not None and custom.regex:
+        return CallableFunction(name=function["name"], regex=custom.regex)
+    return CallableFunction(
+        name=function["name"],
+        arguments_schema=orjson.dumps(function["parameters"]).decode(),
+        lenient=not function.get("strict"),
+    )
 
 
 def for_client(error: InvalidRequest, request: ApiRequest) -> InvalidRequest:

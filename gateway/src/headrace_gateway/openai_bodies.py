@@ -59,13 +59,21 @@ class FunctionBody(Struct, forbid_unknown_fields=True):
     arguments: str
 
 
+class CustomCallBody(Struct, forbid_unknown_fields=True):
+    """The custom tool that a call names, and its input."""
+
+    name: str
+    input: str
+
+
 class ToolCallBody(Struct, forbid_unknown_fields=True):
-    """A tool call that the model made earlier."""
+    """A tool call that the model made earlier: of the one kind or the other."""
 
     id: str
-    function: FunctionBody
-    type: Literal["function"] = "function"
+    function: FunctionBody | None = None
+    type: Literal["function", "custom"] = "function"
     index: int | None = None
+    custom: CustomCallBody | None = None
 
 
 class MessageBody(Struct, forbid_unknown_fields=True):
@@ -90,6 +98,8 @@ class MessageBody(Struct, forbid_unknown_fields=True):
 
 
 FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+# The worker's bound.
+GrammarText = Annotated[str, Meta(min_length=1, max_length=64 * 1024)]
 
 
 class FunctionDefinitionBody(Struct, forbid_unknown_fields=True):
@@ -108,8 +118,36 @@ class FunctionToolBody(Struct, tag_field="type", tag="function", forbid_unknown_
     cache_control: CacheMark = None
 
 
-class CustomToolBody(Struct, tag_field="type", tag="custom"):
-    """A tool with free-form input; refused."""
+class GrammarBody(Struct, forbid_unknown_fields=True):
+    """What an input must match."""
+
+    syntax: Literal["lark", "regex"]
+    definition: GrammarText
+
+
+class TextFormat(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """Free text."""
+
+
+class GrammarFormat(Struct, tag_field="type", tag="grammar", forbid_unknown_fields=True):
+    """A text that obeys a grammar."""
+
+    grammar: GrammarBody
+
+
+class CustomDefinitionBody(Struct, forbid_unknown_fields=True):
+    """A tool whose input is a text."""
+
+    name: FunctionName
+    description: str | None = None
+    format: TextFormat | GrammarFormat | None = None
+
+
+class CustomToolBody(Struct, tag_field="type", tag="custom", forbid_unknown_fields=True):
+    """A tool with free-form input."""
+
+    custom: CustomDefinitionBody
+    cache_control: CacheMark = None
 
 
 class NamedFunction(Struct, forbid_unknown_fields=True):
@@ -124,32 +162,23 @@ class FunctionChoice(Struct, tag_field="type", tag="function", forbid_unknown_fi
     function: NamedFunction
 
 
-class CustomChoice(Struct, tag_field="type", tag="custom"):
-    """This custom tool must be called; refused."""
+class CustomChoice(Struct, tag_field="type", tag="custom", forbid_unknown_fields=True):
+    """This custom tool must be called."""
 
-
-class AllowedFunction(Struct, forbid_unknown_fields=True):
-    """One of a selection. A tag would not be asked for where there is but one kind."""
-
-    type: Literal["function"]
-    function: NamedFunction
+    custom: NamedFunction
 
 
 class AllowedTools(Struct, forbid_unknown_fields=True):
     """A selection of the tools."""
 
     mode: Literal["auto", "required"]
-    tools: list[AllowedFunction]
+    tools: list[FunctionChoice | CustomChoice]
 
 
 class AllowedToolsChoice(Struct, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True):
     """Only these tools may be called."""
 
     allowed_tools: AllowedTools
-
-
-class TextFormat(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """Free text."""
 
 
 class JsonObjectFormat(Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):

@@ -104,4 +104,7 @@ def answer_format(visit: Visit, model: ServedModel, clock: Clock) -> AnswerForma
         service_tier=visit.request.shown.tier,
     )
     extras = AnswerExtras(visit.request.shown, visit.jobs)
-    return ChatFormat(head, extras) if is_chat else CompletionFormat(head, extras)
+    if not is_chat:
+        return CompletionFormat(head, extras)
+    tools = visit.request.tools
+    return ChatFormat(head, extras, tools.customs if tools is not None else ())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import orjson
@@ -29,6 +29,7 @@ from headrace_gateway.api_request import (
     StreamOptions,
     labels_of,
 )
+from headrace_gateway.custom_tools import as_arguments
 from headrace_gateway.guard_parts import TRUST_BY_ROLE
 from headrace_gateway.json_body import check_depth, decode
 from headrace_gateway.openai_bodies import (
@@ -38,6 +39,7 @@ from headrace_gateway.openai_bodies import (
     ChatBody,
     CommonBody,
     CompletionBody,
+    CustomCallBody,
     FilePart,
     ImagePart,
     MessageBody,
@@ -47,7 +49,7 @@ from headrace_gateway.openai_bodies import (
 )
 from headrace_gateway.output_fields import add_constraint
 from headrace_gateway.sampling_defaults import LEAST_TOP_P, NamedSampling
-from headrace_gateway.tool_fields import add_tools, guard_json
+from headrace_gateway.tool_fields import add_tools, custom_inputs, guard_json
 
 _UINT32 = 2**32
 _MAX_CHOICES = 128
@@ -95,8 +97,9 @@ def read_chat(chat: ChatBody, endpoint: Endpoint = Endpoint.CHAT) -> ApiRequest:
     request = _common(chat, endpoint, chat.max_completion_tokens or chat.max_tokens)
     _add_logprobs(request, chat, (chat.top_logprobs or 0) if chat.logprobs else None)
     request.template_args = _template_args(chat)
-    _add_messages(request, chat.messages)
-    add_tools(request, chat)
+    customs = custom_inputs(chat) if chat.tools else {}
+    _add_messages(request, chat.messages, {it for it in customs if customs[it].is_bare})
+    add_tools(request, chat, customs)
     add_constraint(request, chat)
     if request.template_args:
         guard_json(request, request.template_args, "chat_template_kwargs")
@@ -288,11 +291,14 @@ def _streaming(asked: CommonBody) -> StreamOptions:
     return StreamOptions(True, bool(options.include_usage) or continuous, continuous)
 
 
-def _add_messages(request: ApiRequest, given: Sequence[MessageBody]) -> None:
+def _add_messages(request: ApiRequest, given: Sequence[MessageBody], bare: Collection[str]) -> None:
+    """*bare* = tools whose input a model writes as it is."""
     called: set[str] = set()
     for idx, message in enumerate(given):
         path = f"messages[{idx}]"
         _add_message(request, message, path)
+        if message.tool_calls:
+            _add_calls(request, message.tool_calls, path, bare)
         if message.tool_calls:
             called.update(call.id for call in message.tool_calls)
         if message.role == "tool" and message.tool_call_id not in called:
@@ -320,16 +326,24 @@ def _add_message(request: ApiRequest, given: MessageBody, path: str) -> None:
         message["reasoning_content"] = reasoning
         slot = (message, "reasoning_content")
         request.add_guarded(f"{path}.reasoning_content", trust, reasoning, slot)
-    if given.tool_calls:
-        message["tool_calls"] = [_template_call(call) for call in given.tool_calls]
-        for idx, call in enumerate(given.tool_calls):
-            where, entry = f"{path}.tool_calls[{idx}]", message["tool_calls"][idx]
-            request.add_guarded(f"{where}.id", trust, call.id, (entry, "id"))
-            for key in ("name", "arguments"):
-                text = getattr(call.function, key)
-                slot = (entry["function"], key)
-                request.add_guarded(f"{where}.function.{key}", trust, text, slot)
     request.messages.append(message)
+
+
+def _add_calls(
+    request: ApiRequest, calls: Sequence[ToolCallBody], path: str, bare: Collection[str]
+) -> None:
+    """Add calls to the last message."""
+    message = request.messages[-1]
+    trust = TRUST_BY_ROLE[message["role"]]
+    message["tool_calls"] = entries = []
+    for idx, call in enumerate(calls):
+        where = f"{path}.tool_calls[{idx}]"
+        texts, entry = _template_call(call, where, bare)
+        entries.append(entry)
+        request.add_guarded(f"{where}.id", trust, call.id, (entry, "id"))
+        for (name, text), key in zip(texts.items(), ("name", "arguments"), strict=True):
+            slot = (entry["function"], key)
+            request.add_guarded(f"{where}.{call.type}.{name}", trust, text, slot)
 
 
 def _content(given: MessageBody, path: str) -> str:
@@ -355,18 +369,37 @@ def _part_text(part: TextPart | RefusalPart | ImagePart | AudioPart | FilePart, 
     raise InvalidRequest(f"This model takes no {kind}, only text.", param=path)
 
 
-def _template_call(call: ToolCallBody) -> Message:
-    """Return a tool call as templates expect it: with its arguments as JSON values if they are."""
-    arguments: object = call.function.arguments
+def _template_call(
+    call: ToolCallBody, path: str, bare: Collection[str]
+) -> tuple[dict[str, str], Message]:
+    """Return the texts of a call, and it as templates expect it: arguments as JSON if they are."""
+    given = call.custom if call.type == "custom" else call.function
+    other = call.function if call.type == "custom" else call.custom
+    if given is None or other is not None:
+        raise InvalidRequest(
+            f"A call of type {call.type} holds {call.type} and no other.",
+            param=f"{path}.{call.type}",
+        )
+    arguments: object
+    if isinstance(given, CustomCallBody):
+        texts = {"name": given.name, "input": given.input}
+        arguments = as_arguments(given.input, is_bare=given.name in bare)
+    else:
+        texts = {"name": given.name, "arguments": given.arguments}
+        arguments = _parsed_arguments(given.arguments)
+    function = {"name": given.name, "arguments": arguments}
+    return texts, {"id": call.id, "type": "function", "function": function}
+
+
+def _parsed_arguments(text: str) -> object:
     try:
-        parsed = orjson.loads(call.function.arguments)
+        parsed = orjson.loads(text)
     except orjson.JSONDecodeError:
-        parsed = None
-    if isinstance(parsed, dict):
-        check_depth(parsed, "messages")
-        arguments = parsed
-    function = {"name": call.function.name, "arguments": arguments}
-    return {"id": call.id, "type": "function", "function": function}
+        return text
+    if not isinstance(parsed, dict):
+        return text
+    check_depth(parsed, "messages")
+    return parsed
 
 
 def _guard_refused(request: ApiRequest, chat: ChatBody) -> None:

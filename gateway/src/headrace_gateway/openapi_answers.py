@@ -37,13 +37,15 @@ _USAGE = object_of(
         "completion_tokens_details": object_of({"reasoning_tokens": COUNT}),
     },
 )
-_CALL = object_of(
-    {
-        "id": TEXT,
-        "type": {"const": "function"},
-        "function": object_of({"name": TEXT, "arguments": TEXT}),
-    }
-)
+
+
+def _call(kind: str, said: str) -> Json:
+    return object_of(
+        {"id": TEXT, "type": {"const": kind}, kind: object_of({"name": TEXT, said: TEXT})}
+    )
+
+
+_CALL: Json = {"anyOf": [_call("function", "arguments"), _call("custom", "input")]}
 _HEAD: Json = {"id": TEXT, "created": COUNT, "model": TEXT}
 _FINISH = maybe({"enum": ["stop", "length", "tool_calls", "content_filter"]})
 _CHAT = object_of(

@@ -34,7 +34,8 @@ class TranslatedChat:
         calls = message.tool_calls or []
         place = f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}]"
         self._call(place, name, fields)
-        self._call(f"{place}.function", name, fields)
+        for kind in ("function", "custom"):
+            self._call(f"{place}.{kind}", name, fields)
         message.tool_calls = [*calls, call]
 
     def _call(self, place: str, name: str, fields: Mapping[str, str]) -> None:

@@ -357,7 +357,7 @@ class RequestFlow:
             sink,
             self.clock,
             on_started,
-            may_call=tools is not None and tools.is_offered,
+            tools=tools if tools is not None and tools.is_offered else None,
             is_echo_only=visit.request.shown.is_echo_only,
         )
         answer.before_first = partial(self._before_first, visit)

@@ -5,9 +5,11 @@
     TEXT --<tool_call>--> HEAD --{"name": "f", "arguments": --> ARGUMENTS --value ends--> TAIL
       ^                     |  anything else: it was text                                 |
       '---------------------+-------------------------------------------- </tool_call> --'
+                            '- of a bare input: BARE, to the end of the answer
 
 Text goes out at once, but for what may begin a call and the blanks before it. A call's arguments go
-out as they come, so a client sees valid JSON as far as the model made any.
+out as they come, so a client sees valid JSON as far as the model made any; the input of a custom
+tool (`custom_tools`) goes out as the text that it is.
 """
 
 from __future__ import annotations
@@ -15,14 +17,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from headrace_gateway.api_request import CustomInput
+from headrace_gateway.custom_tools import InputReader
 from headrace_gateway.tool_prompt import CALL_BEGIN, CALL_END
 
 # A name and the words around it; beyond that it is no call.
 _MAX_HEAD_CHARS = 512
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
+_NAMED = r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:'
+_HEAD = re.compile(_NAMED + r"\s*(?=\{)")
+_BARE_HEAD = re.compile(_NAMED + " ")
 _STRUCTURE = re.compile(r'["\\{}\[\]]')
 
 
@@ -35,7 +41,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of the arguments of the latest call: a part of a JSON text."""
+    """More of the arguments of the latest call: a part of a JSON text, or of a custom input."""
 
     text: str
 
@@ -45,10 +51,17 @@ Piece = str | CallStart | CallArguments
 
 
 class ToolCallReader:
-    """Reads one choice's text."""
+    """Reads one choice's text.
 
-    def __init__(self) -> None:
+    Args:
+        customs: tools whose arguments are an input, by name.
+    """
+
+    def __init__(self, customs: Mapping[str, CustomInput] | None = None) -> None:
         self.num_calls = 0
+        self._customs = customs or {}
+        # Of the latest call, if its arguments are JSON around an input.
+        self._input: InputReader | None = None
         self._state = self._text
         self._buffer = ""
         # Within arguments: open brackets, inside a string, behind a backslash.
@@ -63,6 +76,8 @@ class ToolCallReader:
     def finish(self) -> list[Piece]:
         """Return what was held back: no more text follows."""
         held, self._buffer = self._buffer, ""
+        if self._state == self._arguments:
+            return list(self._end_input())
         if self._state == self._text:
             return [held] if held and not self._is_after_call else []
         # Cut before it has a name a call is no call, and its spelling no text for the client.
@@ -96,27 +111,47 @@ class ToolCallReader:
             yield text
 
     def _head(self) -> Iterator[Piece]:
-        found = _HEAD.match(self._buffer)
+        found = self._found_head()
         if found is not None:
             self._buffer = self._buffer[found.end() :]
             self._depth, self._in_string, self._is_escaped = 0, False, False
             self.num_calls += 1
-            self._state = self._arguments
-            yield CallStart(_unquoted(found[1]))
+            name = _unquoted(found[1])
+            custom = self._customs.get(name)
+            self._input = None if custom is None else InputReader()
+            self._state = self._bare if custom is not None and custom.is_bare else self._arguments
+            yield CallStart(name)
         elif len(self._buffer) > _MAX_HEAD_CHARS or CALL_END in self._buffer:
             # What follows may hold a call again.
             self._state = self._text
             self._is_after_call = False
             yield CALL_BEGIN
 
+    def _found_head(self) -> re.Match[str] | None:
+        bare = _BARE_HEAD.match(self._buffer) if self._customs else None
+        if bare is not None and (custom := self._customs.get(_unquoted(bare[1]))) is not None:
+            return bare if custom.is_bare else _HEAD.match(self._buffer)
+        return _HEAD.match(self._buffer)
+
+    def _bare(self) -> Iterator[Piece]:
+        text, self._buffer = self._buffer, ""
+        if text:
+            yield CallArguments(text)
+
     def _arguments(self) -> Iterator[Piece]:
         end = self._value_end()
         text = self._buffer if end is None else self._buffer[:end]
         self._buffer = self._buffer[len(text) :]
+        told = text if self._input is None else self._input.push(text)
+        if told:
+            yield CallArguments(told)
         if end is not None:
             self._state = self._tail
-        if text:
-            yield CallArguments(text)
+            yield from self._end_input()
+
+    def _end_input(self) -> Iterator[Piece]:
+        if self._input is not None and (rest := self._input.finish()):
+            yield CallArguments(rest)
 
     def _value_end(self) -> int | None:
         """Return where the JSON value ends in the buffer; None = not yet."""

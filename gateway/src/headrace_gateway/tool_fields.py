@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import msgspec
+from collections.abc import Iterator, Mapping
 
 from headrace_common.errors import InvalidRequest
 from headrace_contracts.guard.v1 import guard_pb2
-from headrace_gateway.api_request import ApiRequest, Message, ToolMode, ToolUse
+from headrace_gateway.api_request import ApiRequest, CustomInput, Message, ToolMode, ToolUse
+from headrace_gateway.custom_tools import as_function, input_of
 from headrace_gateway.json_body import check_depth
 from headrace_gateway.openai_bodies import (
     AllowedToolsChoice,
     ChatBody,
+    CustomChoice,
+    CustomToolBody,
     FunctionChoice,
     FunctionToolBody,
 )
@@ -20,8 +21,8 @@ from headrace_gateway.openai_bodies import (
 _MAX_TOOLS = 128
 
 
-def add_tools(request: ApiRequest, chat: ChatBody) -> None:
-    """Put the tools into the request, seen by the guard.
+def add_tools(request: ApiRequest, chat: ChatBody, customs: dict[str, CustomInput]) -> None:
+    """Put the tools into the request, seen by the guard; *customs* as `custom_inputs` tells them.
 
     Raises:
         InvalidRequest: `param` names what is wrong with them.
@@ -35,13 +36,25 @@ def add_tools(request: ApiRequest, chat: ChatBody) -> None:
         raise InvalidRequest(f"tools may hold at most {_MAX_TOOLS} functions.", param="tools")
     if len(set(names)) < len(names):
         raise InvalidRequest("tools: each function needs a name of its own.", param="tools")
-    mode, allowed = _choice(chat, names)
+    mode, allowed = _choice(chat, names, customs)
     # Who names a function wants that call, not several of it.
-    is_named = isinstance(chat.tool_choice, FunctionChoice)
+    is_named = isinstance(chat.tool_choice, FunctionChoice | CustomChoice)
     is_parallel = chat.parallel_tool_calls is not False and not is_named
-    request.tools = ToolUse(functions, mode, allowed, is_parallel)
+    request.tools = ToolUse(functions, mode, allowed, is_parallel, customs)
     for idx, tool in enumerate(functions):
-        _guard_function(request, tool["function"], f"tools[{idx}].function")
+        function = tool["function"]
+        custom = customs.get(function["name"])
+        if custom is None:
+            _guard_function(request, function, f"tools[{idx}].function")
+        else:
+            _guard_custom(request, function, custom, f"tools[{idx}].custom")
+
+
+def custom_inputs(chat: ChatBody) -> dict[str, CustomInput]:
+    """Return what the custom tools of a chat take, by name."""
+    tools = chat.tools or ()
+    customs = [tool.custom for tool in tools if isinstance(tool, CustomToolBody)]
+    return {custom.name: input_of(custom) for custom in customs}
 
 
 def guard_json(request: ApiRequest, value: object, path: str) -> None:
@@ -56,9 +69,9 @@ def json_texts(value: object) -> str:
     return "\n".join(_texts(value))
 
 
-def _function(tool: msgspec.Struct, path: str) -> Message:
-    if not isinstance(tool, FunctionToolBody):
-        raise InvalidRequest("Only tools of type function are supported.", param=f"{path}.type")
+def _function(tool: FunctionToolBody | CustomToolBody, path: str) -> Message:
+    if isinstance(tool, CustomToolBody):
+        return {"type": "function", "function": as_function(tool.custom)}
     given = tool.function
     check_depth(given.parameters, f"{path}.function.parameters")
     function: Message = {"name": given.name}
@@ -78,36 +91,47 @@ def _guard_function(request: ApiRequest, function: Message, path: str) -> None:
     guard_json(request, function["parameters"], f"{path}.parameters")
 
 
+def _guard_custom(request: ApiRequest, function: Message, custom: CustomInput, path: str) -> None:
+    request.add_guarded(f"{path}.name", guard_pb2.TRUST_OWNER, function["name"], None)
+    # A grammar is part of the description that the model sees, and cannot be redacted there.
+    slot = None if custom.is_bare else (function, "description")
+    description = function.get("description", "")
+    request.add_guarded(f"{path}.description", guard_pb2.TRUST_OWNER, description, slot)
+
+
 def _refuse_choice_without_tools(chat: ChatBody) -> None:
     # OpenAI refuses both, SDKs that send every field with its default are let pass.
     if chat.tool_choice not in (None, "none", "auto"):
         raise InvalidRequest("tool_choice needs tools.", param="tool_choice")
 
 
-def _choice(chat: ChatBody, names: list[str]) -> tuple[ToolMode, frozenset[str]]:
+def _choice(
+    chat: ChatBody, names: list[str], customs: Mapping[str, CustomInput]
+) -> tuple[ToolMode, frozenset[str]]:
     choice = chat.tool_choice
     if choice is None:
         return ToolMode.AUTO, frozenset()
     if isinstance(choice, str):
         return ToolMode(choice), frozenset()
-    if isinstance(choice, FunctionChoice):
-        return ToolMode.REQUIRED, _known([choice.function.name], names)
     if isinstance(choice, AllowedToolsChoice):
-        allowed = _known([tool.function.name for tool in choice.allowed_tools.tools], names)
+        if not choice.allowed_tools.tools:
+            raise InvalidRequest("tool_choice allows no tool at all.", param="tool_choice")
+        allowed = frozenset(_known(it, names, customs) for it in choice.allowed_tools.tools)
         return ToolMode(choice.allowed_tools.mode), allowed
-    raise InvalidRequest("Only tools of type function are supported.", param="tool_choice.type")
+    return ToolMode.REQUIRED, frozenset((_known(choice, names, customs),))
 
 
-def _known(chosen: list[str], names: list[str]) -> frozenset[str]:
-    for name in chosen:
-        if name not in names:
-            raise InvalidRequest(
-                f"tool_choice names the function {name!r}, which is not in tools.",
-                param="tool_choice",
-            )
-    if not chosen:
-        raise InvalidRequest("tool_choice allows no tool at all.", param="tool_choice")
-    return frozenset(chosen)
+def _known(
+    choice: FunctionChoice | CustomChoice, names: list[str], customs: Mapping[str, CustomInput]
+) -> str:
+    is_custom = isinstance(choice, CustomChoice)
+    name = choice.custom.name if isinstance(choice, CustomChoice) else choice.function.name
+    if name not in names or is_custom != (name in customs):
+        kind = "custom tool" if is_custom else "function"
+        raise InvalidRequest(
+            f"tool_choice names the {kind} {name!r}, which is not in tools.", param="tool_choice"
+        )
+    return name
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -79,14 +79,17 @@ def _introduced(messages: list[Message], functions: Sequence[Message]) -> list[M
 
 def _spelled(message: Message) -> str:
     calls = [
-        f"{CALL_BEGIN}\n{_json(_name_and_arguments(call['function']))}\n{CALL_END}"
+        f"{CALL_BEGIN}\n{_name_and_arguments(call['function'])}\n{CALL_END}"
         for call in message["tool_calls"]
     ]
     return "\n".join([message["content"], *calls] if message["content"] else calls)
 
 
-def _name_and_arguments(function: Message) -> Message:
-    return {"name": function["name"], "arguments": function["arguments"]}
+def _name_and_arguments(function: Message) -> str:
+    """Arguments that are no JSON stand as they are, as most templates spell them too."""
+    arguments = function["arguments"]
+    told = arguments if isinstance(arguments, str) else _json(arguments)
+    return f'{{"name": {_json(function["name"])}, "arguments": {told}}}'
 
 
 def _json(value: object) -> str:

@@ -10,7 +10,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from headrace_gateway.openai_bodies import FunctionName, Labels, Positive, Text
+from headrace_gateway.openai_bodies import (
+    FunctionName,
+    GrammarText,
+    Labels,
+    Positive,
+    Text,
+    TextFormat,
+)
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -94,11 +101,44 @@ class FunctionCallOutputItem(
     namespace: Text | None = None
 
 
+class CustomCallItem(Struct, tag_field="type", tag="custom_tool_call", forbid_unknown_fields=True):
+    """A call of a custom tool that the model made earlier."""
+
+    call_id: Text
+    name: Text
+    input: str
+    namespace: Text | None = None
+    id: Text | None = None
+    status: Status | None = None
+    caller: DirectCaller | None = None
+
+
+class CustomCallOutputItem(
+    Struct, tag_field="type", tag="custom_tool_call_output", forbid_unknown_fields=True
+):
+    """What a custom tool said."""
+
+    call_id: Text
+    output: str | list[Content]
+    id: Text | None = None
+    status: Status | None = None
+    caller: DirectCaller | None = None
+    # Whose result it is, the call says.
+    name: Text | None = None
+
+
 class ReasoningItem(Struct, tag_field="type", tag="reasoning"):
     """Reasoning of an earlier answer; not shown to the model again."""
 
 
-Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+Item = (
+    MessageItem
+    | FunctionCallItem
+    | FunctionCallOutputItem
+    | CustomCallItem
+    | CustomCallOutputItem
+    | ReasoningItem
+)
 
 
 class FunctionTool(Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
@@ -112,6 +152,24 @@ class FunctionTool(Struct, tag_field="type", tag="function", forbid_unknown_fiel
     allowed_callers: list[str] | None = None
     defer_loading: bool | None = None
     output_schema: Any = None
+
+
+class GrammarFormat(Struct, tag_field="type", tag="grammar", forbid_unknown_fields=True):
+    """A text that obeys a grammar."""
+
+    syntax: Literal["lark", "regex"]
+    definition: GrammarText
+
+
+class CustomTool(Struct, tag_field="type", tag="custom", forbid_unknown_fields=True):
+    """A tool whose input is a text."""
+
+    name: FunctionName
+    description: str | None = None
+    format: TextFormat | GrammarFormat | None = None
+    # Not offered: refused where they ask for something.
+    allowed_callers: list[str] | None = None
+    defer_loading: bool | None = None
 
 
 class Namespace(Struct, tag_field="type", tag="namespace", forbid_unknown_fields=True):
@@ -128,10 +186,9 @@ class FunctionChoice(Struct, tag_field="type", tag="function", forbid_unknown_fi
     name: str
 
 
-class AllowedFunction(Struct, forbid_unknown_fields=True):
-    """One of a selection. A tag would not be asked for where there is but one kind."""
+class CustomChoice(Struct, tag_field="type", tag="custom", forbid_unknown_fields=True):
+    """This custom tool must be called."""
 
-    type: Literal["function"]
     name: str
 
 
@@ -139,11 +196,7 @@ class AllowedToolsChoice(Struct, tag_field="type", tag="allowed_tools", forbid_u
     """Only these functions may be called."""
 
     mode: Literal["auto", "required"]
-    tools: list[AllowedFunction]
-
-
-class TextFormat(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """Free text."""
+    tools: list[FunctionChoice | CustomChoice]
 
 
 class JsonObjectFormat(Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
@@ -191,7 +244,11 @@ class InputTokensBody(Struct, kw_only=True, forbid_unknown_fields=True):
     previous_response_id: Text | None = None
     tools: list[Any] | None = None
     tool_choice: (
-        Literal["none", "auto", "required"] | FunctionChoice | AllowedToolsChoice | None
+        Literal["none", "auto", "required"]
+        | FunctionChoice
+        | CustomChoice
+        | AllowedToolsChoice
+        | None
     ) = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None

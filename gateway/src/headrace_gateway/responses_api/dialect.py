@@ -165,4 +165,10 @@ def _in_parts(item: Json) -> Json:
     return {**item, "content": [part]}
 
 
-_PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_"}
+_PREFIXES = {
+    "message": "msg_",
+    "function_call": "fc_",
+    "function_call_output": "fco_",
+    "custom_tool_call": "ctc_",
+    "custom_tool_call_output": "ctco_",
+}

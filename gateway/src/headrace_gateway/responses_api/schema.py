@@ -24,6 +24,9 @@ from headrace_gateway.responses_api.bodies import (
     DECODER,
     AllowedToolsChoice,
     Content,
+    CustomCallItem,
+    CustomCallOutputItem,
+    CustomChoice,
     FunctionCallItem,
     FunctionCallOutputItem,
     FunctionChoice,
@@ -173,15 +176,25 @@ def _add_item(chat: TranslatedChat, item: Item, name: str) -> None:
     elif isinstance(item, FunctionCallItem):
         called = shown_name(item.namespace, item.name)
         function = chat_bodies.FunctionBody(name=called, arguments=item.arguments)
-        call = chat_bodies.ToolCallBody(id=item.call_id, function=function)
-        # Calls of one answer belong to one message.
-        if not chat.messages or chat.messages[-1].role != "assistant":
-            chat.add(chat_bodies.MessageBody(role="assistant"), name)
-        chat.add_call(call, name, id="call_id")
-    elif isinstance(item, FunctionCallOutputItem):
+        _add_call(chat, chat_bodies.ToolCallBody(id=item.call_id, function=function), name)
+    elif isinstance(item, CustomCallItem):
+        called = shown_name(item.namespace, item.name)
+        custom = chat_bodies.CustomCallBody(name=called, input=item.input)
+        _add_call(chat, chat_bodies.ToolCallBody(item.call_id, type="custom", custom=custom), name)
+    elif isinstance(item, FunctionCallOutputItem | CustomCallOutputItem):
         output = _text(item.output, f"{name}.output")
         message = chat_bodies.MessageBody(role="tool", content=output, tool_call_id=item.call_id)
         chat.add(message, name, content="output", tool_call_id="call_id")
+
+
+def _add_call(chat: TranslatedChat, call: chat_bodies.ToolCallBody, name: str) -> None:
+    """Calls of one answer belong to one message."""
+    if not chat.messages or chat.messages[-1].role != "assistant":
+        chat.add(chat_bodies.MessageBody(role="assistant"), name)
+    fields = {"id": "call_id"}
+    if call.type == "custom":
+        fields["arguments"] = "input"
+    chat.add_call(call, name, **fields)
 
 
 def _text(content: str | list[Content], path: str) -> str:
@@ -222,7 +235,8 @@ def _chat_body(asked: Asked, chat: TranslatedChat) -> chat_bodies.ChatBody:
     if asked.tools:
         made.tools = [function.for_chat() for function in asked.tools]
         for idx, function in enumerate(asked.tools):
-            chat.names[f"tools[{idx}].function"] = function.path
+            kind = "custom" if function.is_custom else "function"
+            chat.names[f"tools[{idx}].{kind}"] = function.path
     return made
 
 
@@ -243,16 +257,22 @@ def _format(body: ResponsesBody) -> chat_bodies.ResponseFormatBody | None:
 
 def _choice(body: ResponsesBody) -> Any:  # Any: one of the chat's kinds of choice
     choice = body.tool_choice
-    if isinstance(choice, FunctionChoice):
-        return chat_bodies.FunctionChoice(function=chat_bodies.NamedFunction(name=choice.name))
+    if isinstance(choice, FunctionChoice | CustomChoice):
+        return _named(choice)
     if isinstance(choice, AllowedToolsChoice):
-        tools = [
-            chat_bodies.AllowedFunction("function", chat_bodies.NamedFunction(name=tool.name))
-            for tool in choice.tools
-        ]
+        tools = [_named(tool) for tool in choice.tools]
         allowed = chat_bodies.AllowedTools(mode=choice.mode, tools=tools)
         return chat_bodies.AllowedToolsChoice(allowed_tools=allowed)
     return choice
+
+
+def _named(
+    choice: FunctionChoice | CustomChoice,
+) -> chat_bodies.FunctionChoice | chat_bodies.CustomChoice:
+    named = chat_bodies.NamedFunction(name=choice.name)
+    if isinstance(choice, CustomChoice):
+        return chat_bodies.CustomChoice(custom=named)
+    return chat_bodies.FunctionChoice(function=named)
 
 
 def echo(asked: Asked) -> Json:

@@ -6,7 +6,8 @@
       ( response.output_item.added
           response.content_part.added response.output_text.delta* response.output_text.done
           response.content_part.done                              | or for a call:
-          response.function_call_arguments.delta* .done
+          response.function_call_arguments.delta* .done           | of a custom tool:
+          response.custom_tool_call_input.delta* .done
         response.output_item.done )*
     response.completed | response.incomplete
 
@@ -78,19 +79,31 @@ class _Item:
     # Of a call, and only where the function stands in one.
     namespace: str = ""
     call_id: str = ""
+    is_custom: bool = False
     pieces: list[str] = field(default_factory=list)
     logprobs: list[Json] = field(default_factory=list)
+
+    @property
+    def text_field(self) -> str:
+        """How a call's text is called."""
+        return "input" if self.is_custom else "arguments"
+
+    @property
+    def events(self) -> str:
+        """How the events of a call's text begin."""
+        what = "custom_tool_call_input" if self.is_custom else "function_call_arguments"
+        return f"response.{what}"
 
     def as_json(self, status: str) -> Json:
         text = "".join(self.pieces)
         if self.name:
             call = {
                 "id": self.item_id,
-                "type": "function_call",
+                "type": "custom_tool_call" if self.is_custom else "function_call",
                 "status": status,
                 "call_id": self.call_id,
                 "name": self.name,
-                "arguments": text,
+                self.text_field: text,
             }
             return {**call, "namespace": self.namespace} if self.namespace else call
         part = output_text(text, self.logprobs)
@@ -163,9 +176,11 @@ class ResponseSink:
     def add_call(self, choice_idx: int, call_idx: int, name: str) -> None:
         """Begin a call."""
         self._end_item("completed")
-        item_id = f"fc_{self._serial}{len(self._done)}"
+        is_custom = any(it.is_custom and it.shown_name == name for it in self._functions)
+        item_id = f"{'ctc' if is_custom else 'fc'}_{self._serial}{len(self._done)}"
         its_id = call_id(self._serial, 0, self._num_calls)
-        self._item = _Item(item_id, call_id=its_id, **called_as(name, self._functions))
+        named = called_as(name, self._functions)
+        self._item = _Item(item_id, call_id=its_id, is_custom=is_custom, **named)
         self._num_calls += 1
         self._tell_item("response.output_item.added", "in_progress")
 
@@ -174,7 +189,7 @@ class ResponseSink:
         if self._item is not None:
             self._item.pieces.append(text)
             data = {"item_id": self._item.item_id, "output_index": len(self._done), "delta": text}
-            self._tell("response.function_call_arguments.delta", data)
+            self._tell(f"{self._item.events}.delta", data)
 
     def add_finish(self, choice_idx: int, reason: str, stop_matched: str = "") -> None:
         """End the last item."""
@@ -224,8 +239,9 @@ class ResponseSink:
             return
         text = "".join(item.pieces)
         if item.name:
-            data = {"item_id": item.item_id, "output_index": len(self._done), "name": item.name}
-            self._tell("response.function_call_arguments.done", {**data, "arguments": text})
+            data = {"item_id": item.item_id, "output_index": len(self._done)}
+            named = {} if item.is_custom else {"name": item.name}
+            self._tell(f"{item.events}.done", {**data, **named, item.text_field: text})
         else:
             self._tell_part("response.output_text.done", {"text": text, "logprobs": item.logprobs})
             self._tell_part(

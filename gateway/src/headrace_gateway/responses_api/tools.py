@@ -1,4 +1,4 @@
-"""The tools of a response: functions, namespaces of functions, and those that the server would run.
+"""The tools of a response: functions and custom tools, namespaces of them, and the server's own.
 
 A function of a namespace is shown to the model as `namespace__function`; its calls, and the tools
 that the answer repeats, are told as the client did. Tools that the server would run are refused.
@@ -13,24 +13,33 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+import msgspec
+
 from headrace_common.errors import InvalidRequest
 from headrace_gateway import openai_bodies as chat_bodies
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.json_body import convert
-from headrace_gateway.responses_api.bodies import FunctionTool, Namespace
+from headrace_gateway.responses_api.bodies import CustomTool, FunctionTool, GrammarFormat, Namespace
 
 _PASSED_OVER = (
     "image_generation",
+    # Finds tools that are deferred; none is here.
+    "tool_search",
     "web_search",
     "web_search_2025_08_26",
     "web_search_preview",
     "web_search_preview_2025_03_11",
 )
+# What the client runs, by type.
+_TOOLS: dict[object, type[FunctionTool | CustomTool]] = {
+    "function": FunctionTool,
+    "custom": CustomTool,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedFunction:
-    """A function that the model is shown.
+    """A function that the model is shown, or a custom tool.
 
     Args:
         tool: as the client gave it.
@@ -39,7 +48,7 @@ class OfferedFunction:
         is_first: of its namespace, whose description is told with it.
     """
 
-    tool: FunctionTool
+    tool: FunctionTool | CustomTool
     path: str
     namespace: Namespace | None = None
     is_first: bool = False
@@ -49,13 +58,24 @@ class OfferedFunction:
         """How the model knows it."""
         return shown_name(self.namespace.name if self.namespace else None, self.tool.name)
 
-    def for_chat(self) -> chat_bodies.FunctionToolBody:
+    @property
+    def is_custom(self) -> bool:
+        """Whether its input is a text."""
+        return isinstance(self.tool, CustomTool)
+
+    def for_chat(self) -> chat_bodies.FunctionToolBody | chat_bodies.CustomToolBody:
         """Return it as a chat lists it."""
         told = [self.namespace.description if self.namespace and self.is_first else None]
         texts = [text for text in (*told, self.tool.description) if text is not None]
+        description = "\n\n".join(texts) if texts else None
+        if isinstance(self.tool, CustomTool):
+            custom = chat_bodies.CustomDefinitionBody(
+                name=self.shown_name, description=description, format=_chat_format(self.tool)
+            )
+            return chat_bodies.CustomToolBody(custom=custom)
         definition = chat_bodies.FunctionDefinitionBody(
             name=self.shown_name,
-            description="\n\n".join(texts) if texts else None,
+            description=description,
             parameters=self.tool.parameters,
             strict=self.tool.strict,
         )
@@ -86,8 +106,8 @@ def read_tools(given: Sequence[Any]) -> list[OfferedFunction]:  # Any: JSON of t
     for idx, tool in enumerate(given):
         path = f"tools[{idx}]"
         kind = _kind(tool)
-        if kind == "function":
-            functions.append(OfferedFunction(_function(tool, path), path))
+        if kind in _TOOLS:
+            functions.append(OfferedFunction(_tool(tool, path), path))
         elif kind == "namespace":
             functions += _members(convert(tool, Namespace, path), path)
         elif kind in _PASSED_OVER:
@@ -117,24 +137,38 @@ def _members(namespace: Namespace, path: str) -> Iterator[OfferedFunction]:
     for idx, tool in enumerate(namespace.tools):
         where = f"{path}.tools[{idx}]"
         kind = _kind(tool)
-        if kind != "function":
+        if kind not in _TOOLS:
             raise _not_offered(kind, where)
-        yield OfferedFunction(_function(tool, where), where, namespace, is_first=idx == 0)
+        yield OfferedFunction(_tool(tool, where), where, namespace, is_first=idx == 0)
 
 
-def _function(given: Any, path: str) -> FunctionTool:  # Any: JSON of the client
-    tool: FunctionTool = convert(given, FunctionTool, path)
+def _tool(given: Any, path: str) -> FunctionTool | CustomTool:  # Any: JSON of the client
+    tool: FunctionTool | CustomTool = convert(given, _TOOLS[given["type"]], path)
     for name, wanted in (
         ("defer_loading", tool.defer_loading),
         ("allowed_callers", tool.allowed_callers not in (None, ["direct"])),
-        ("output_schema", tool.output_schema is not None),
+        ("output_schema", isinstance(tool, FunctionTool) and tool.output_schema is not None),
     ):
         if wanted:
             raise InvalidRequest(f"{path}.{name} is not supported.", param=f"{path}.{name}")
     return tool
 
 
-def _echo(tool: FunctionTool) -> Json:
+def _chat_format(
+    tool: CustomTool,
+) -> chat_bodies.TextFormat | chat_bodies.GrammarFormat | None:
+    wanted = tool.format
+    if not isinstance(wanted, GrammarFormat):
+        return wanted
+    grammar = chat_bodies.GrammarBody(syntax=wanted.syntax, definition=wanted.definition)
+    return chat_bodies.GrammarFormat(grammar=grammar)
+
+
+def _echo(tool: FunctionTool | CustomTool) -> Json:
+    if isinstance(tool, CustomTool):
+        wanted = tool.format or chat_bodies.TextFormat()
+        named = {"type": "custom", "name": tool.name, "description": tool.description}
+        return {**named, "format": msgspec.to_builtins(wanted)}
     return {
         "type": "function",
         "name": tool.name,

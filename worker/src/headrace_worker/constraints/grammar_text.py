@@ -2,8 +2,8 @@
 
 A constraint of several parts becomes a list of named grammars: `top` says how they go together,
 `whole` is the wanted kind of text, `args0`, `args1`... are the arguments of the functions. Those
-that are a text and no JSON end an answer. Schemas are written with bounded blanks between their tokens: a model that likes blanks would else never
-come to an end.
+that are a text and no JSON end an answer. Schemas are written with bounded blanks between their
+tokens: a model that likes blanks would else never come to an end.
 
 What is refused here is refused before any grammar is built, by size alone; the rest is bounded by
 llguidance's own limits.
@@ -103,7 +103,8 @@ def _order(rules: pb.ToolCallRules) -> str:
     """Return how calls may follow each other, the first one's beginning left out."""
     more = min(rules.max_calls or _DEFAULT_MAX_CALLS, _DEFAULT_MAX_CALLS) - 1
     again = _quoted("\n" + rules.begin)
-    calls, last = [], []
+    calls: list[str] = []
+    last: list[str] = []
     for idx, function in enumerate(rules.functions):
         (last if function.WhichOneof("text") else calls).append(f"call{idx}")
     any_call, any_last = f"({' | '.join(calls)})", f"({' | '.join(last)})"
