@@ -6,7 +6,7 @@ import pytest
 
 from headrace_launcher.display import LineDisplay, TableDisplay, make_display
 from headrace_launcher.fleet_view import ChildView, FleetState, FleetView, Role
-from headrace_launcher.text import status_text
+from headrace_launcher.text import status_text, table_text
 
 
 def a_view(*children: ChildView) -> FleetView:
@@ -83,3 +83,15 @@ def test_status_shows_address_pid_and_metrics() -> None:
     text = status_text(a_view(child))
     for word in ("billing", "ready", "127.0.0.1:5", "77", "127.0.0.1:6"):
         assert word in text
+
+
+def test_a_table_is_as_wide_as_what_stands_in_it() -> None:
+    """Numbers stand to the right, nothing is a dash, and no line ends in blanks."""
+    rows = [("a-very-long-name", 5, "x"), ("b", 1200, ""), ("c", "", "y")]
+    assert table_text(("name", "tokens", "note"), rows).splitlines() == [
+        "name              tokens  note",
+        "a-very-long-name       5  x",
+        "b                   1200  -",
+        "c                      -  y",
+    ]
+    assert table_text(("name",), []) == "name"

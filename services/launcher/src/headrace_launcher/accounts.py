@@ -19,10 +19,11 @@ from headrace_common.proto_json import from_json, to_json
 from headrace_contracts.billing.v1 import billing_pb2 as pb
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2
 from headrace_launcher.admin import PRIORITIES, limits_of, with_billing
-from headrace_launcher.answer_text import moment_text, show, show_table
+from headrace_launcher.answer_text import moment_text, show
 from headrace_launcher.billing_client import BillingClient
 from headrace_launcher.exit_codes import EXIT_FAILED, EXIT_OK
 from headrace_launcher.guard_client import check_policy_name
+from headrace_launcher.text import table_text
 
 _LEVELS = {
     "key": ratelimit_pb2.LEVEL_KEY,
@@ -272,10 +273,11 @@ async def list_audit(client: BillingClient, args: Namespace) -> int:
         return show(args, answer)
     columns = ("audit_id", "at", "actor", "action", "subject", "detail")
     rows = [
-        (str(it.audit_id), moment_text(it.at_unix_s), it.actor, it.action, it.subject, it.detail)
+        (it.audit_id, moment_text(it.at_unix_s), it.actor, it.action, it.subject, it.detail)
         for it in answer.records
     ]
-    return show_table(columns, rows)
+    print(table_text(columns, rows))
+    return EXIT_OK
 
 
 @with_billing

@@ -26,7 +26,7 @@ from headrace_launcher.guard_client import check_policy_name
 from headrace_launcher.peer import PeerError
 from headrace_launcher.settings import LauncherSettings
 from headrace_launcher.state_dir import StateDir
-from headrace_launcher.text import say
+from headrace_launcher.text import say, table_text
 
 Command = Callable[[BillingClient, Namespace], Awaitable[int]]
 
@@ -152,10 +152,8 @@ async def list_keys(client: BillingClient, args: Namespace) -> int:
     if args.json:
         print(json.dumps({"keys": [key_json(key) for key in keys]}, indent=2))
         return EXIT_OK
-    print(f"{'key id':<32} {'tenant':<16} {'name':<20} {'begins with':<14} state")
-    for key in keys:
-        line = f"{key.key_id:<32} {key.tenant_id:<16} {key.name:<20} {key.prefix:<14}"
-        print(f"{line} {_state_of(key)}")
+    rows = [(key.key_id, key.tenant_id, key.name, key.prefix, _state_of(key)) for key in keys]
+    print(table_text(("key id", "tenant", "name", "begins with", "state"), rows))
     return EXIT_OK
 
 
@@ -190,12 +188,10 @@ async def usage(client: BillingClient, args: Namespace) -> int:
         body = {"records": records, "total_nano_usd": total, "total_usd": usd_text(total)}
         print(json.dumps(body, indent=2))
         return EXIT_OK
-    print(f"{'request':<32} {'status':<10} {'prompt':>8} {'cached':>8} {'output':>8}  USD")
-    for record in records:
-        counts = (record[f"{kind}_tokens"] for kind in ("prompt", "cached", "completion"))
-        cells = " ".join(f"{count:>8}" for count in counts)
-        status = record["status"]
-        print(f"{record['request_id']:<32} {status:<10} {cells}  {record['amount_usd']}")
+    counts = [f"{kind}_tokens" for kind in ("prompt", "cached", "completion")]
+    names = ("request_id", "status", *counts, "amount_usd")
+    rows = ([record[name] for name in names] for record in records)
+    print(table_text(("request", "status", "prompt", "cached", "output", "USD"), rows))
     print(f"{len(records)} requests, {usd_text(total)} USD")
     return EXIT_OK
 

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 
 from headrace_common.proto_json import to_json
 from headrace_launcher.exit_codes import EXIT_OK
+from headrace_launcher.text import table_text
 
 
 def show(
@@ -24,16 +25,7 @@ def show(
         print(json.dumps(to_json(answer), indent=2))
         return EXIT_OK
     found = [to_json(row) for row in rows]
-    return show_table(columns, ([str(row.get(name, "")) for name in columns] for row in found))
-
-
-def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> int:
-    """Print lines of cells below the columns' names."""
-    table = [columns, *rows]
-    widths = [max(len(line[idx]) for line in table) for idx in range(len(columns))]
-    for line in table:
-        cells = (f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True))
-        print("  ".join(cells).rstrip())
+    print(table_text(columns, ([row.get(name, "") for name in columns] for row in found)))
     return EXIT_OK
 
 

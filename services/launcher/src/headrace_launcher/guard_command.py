@@ -16,7 +16,7 @@ from headrace_launcher.guard_client import GuardClient, open_guard
 from headrace_launcher.peer import PeerError
 from headrace_launcher.settings import LauncherSettings
 from headrace_launcher.state_dir import StateDir
-from headrace_launcher.text import say
+from headrace_launcher.text import say, table_text
 
 Command = Callable[[GuardClient, Namespace], Awaitable[int]]
 
@@ -119,10 +119,16 @@ async def verify_audit(client: GuardClient, _args: Namespace) -> int:
 
 
 def _print_policies(policies: Iterable[pb.PolicyInfo]) -> None:
-    print(f"{'name':<20} {'from':<6} {'fails':<7} version")
-    for info in policies:
-        origin, fails = "put" if info.is_put else "file", "open" if info.fails_open else "closed"
-        print(f"{info.name:<20} {origin:<6} {fails:<7} {info.version}")
+    rows = (
+        (
+            info.name,
+            "put" if info.is_put else "file",
+            "open" if info.fails_open else "closed",
+            info.version,
+        )
+        for info in policies
+    )
+    print(table_text(("name", "from", "fails", "version"), rows))
 
 
 def _print_record(record: pb.AuditRecord) -> None:

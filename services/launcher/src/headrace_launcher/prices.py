@@ -9,8 +9,10 @@ from headrace_common.proto_json import from_json, to_json
 from headrace_contracts.billing.v1 import billing_pb2 as pb
 from headrace_launcher.admin import with_billing
 from headrace_launcher.admin_options import WEEKDAYS
-from headrace_launcher.answer_text import moment_text, show, show_table
+from headrace_launcher.answer_text import moment_text, show
 from headrace_launcher.billing_client import BillingClient
+from headrace_launcher.exit_codes import EXIT_OK
+from headrace_launcher.text import table_text
 
 _CLASSES = ("input", "cached_input", "cache_write", "output")
 
@@ -37,7 +39,8 @@ async def list_prices(client: BillingClient, args: Namespace) -> int:
     if args.json:
         return show(args, answer)
     columns = ("version", "model", "tier", *(f"{name}_nano_usd" for name in _CLASSES), "holds")
-    return show_table(columns, [_cells(price) for price in answer.prices])
+    print(table_text(columns, map(_cells, answer.prices)))
+    return EXIT_OK
 
 
 def _cells(price: pb.Price) -> list[str]:
