@@ -14,6 +14,7 @@ from sqlalchemy import Connection, select
 
 from headrace_common.clock import SystemClock
 from headrace_common.errors import Unavailable
+from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Limits
 from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway.responses_api import background, kept_events
@@ -479,6 +480,58 @@ async def test_a_cancelled_stream_ends(fleet: GatewayFleet) -> None:
         await client.responses.delete(begun.response.id)
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(begun.response.id, stream=True)
+
+
+async def test_a_refusal_is_told_before_a_response_is_queued(fleet: GatewayFleet) -> None:
+    """By its status, as without `background`; nothing of it is kept."""
+    seldom, _ = fleet.new_key(limits=Limits(requests_per_minute=1))
+    poor, _ = fleet.new_key(limits=Limits(total_budget_nano_usd=0))
+    fleet.guard.blocklist = ["forbidden"]
+    body = {"model": MODEL, "input": "hi", "background": True}
+    refusals: list[tuple[str, dict[str, Any], int, str]] = [
+        (seldom, {}, 429, "rate_limit_exceeded"),
+        (poor, {}, 429, "insufficient_quota"),
+        (fleet.api_key, {"input": "x " * 9000}, 400, "context_length_exceeded"),
+        (fleet.api_key, {"input": "a forbidden word"}, 400, "content_filter"),
+        (fleet.api_key, {"model": "nobody"}, 404, "model_not_found"),
+    ]
+    async with fleet.http(seldom) as client:
+        taken = await client.post("/v1/responses", json=body)
+        assert (taken.status_code, taken.json()["status"]) == (200, "queued")
+        assert taken.headers["x-ratelimit-remaining-requests"] == "0"
+    await fleet.settled()
+    for key, fields, status, code in refusals:
+        for is_stream in (False, True):
+            async with fleet.http(key) as client:
+                asked = {**body, **fields, "stream": is_stream}
+                refused = await client.post("/v1/responses", json=asked)
+            told = refused.json()["error"]
+            assert (refused.status_code, told["code"]) == (status, code), refused.text
+            serial = refused.headers["x-request-id"].removeprefix("req_")
+            async with fleet.http(key) as client:
+                assert (await client.get(f"/v1/responses/resp_{serial}")).status_code == 404
+    await fleet.settled()
+    assert len(fleet.usage.closed_events()) == 1
+
+
+async def test_what_cannot_be_kept_is_not_begun(
+    fleet: GatewayFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the state nobody could ever read it; its slot and hold are given back."""
+
+    async def refuse(_work: object, _whose: str = "") -> None:
+        raise Unavailable("away")
+
+    monkeypatch.setattr(fleet.gateway._state, "write", refuse)
+    body = {"model": MODEL, "input": "hi", "background": True}
+    key, _ = fleet.new_key(limits=Limits(max_concurrent=1))
+    async with fleet.http(key) as client:
+        for _ in range(3):
+            assert (await client.post("/v1/responses", json=body)).status_code == 503
+        monkeypatch.undo()
+        assert (await client.post("/v1/responses", json=body)).status_code == 200
+    await fleet.settled()
+    assert len(fleet.worker.requests) == 1
 
 
 async def test_no_more_run_in_the_background_than_may(

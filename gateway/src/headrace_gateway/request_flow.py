@@ -135,6 +135,8 @@ class RequestFlow:
             raise Unavailable("Usage cannot be recorded now.", retry_after_s=5.0)
         admitted = await self._admit(visit, model)
         try:
+            if visit.on_admitted is not None:
+                await visit.on_admitted()
             self._open(visit, admitted)
         except BaseException:
             self._give_back(admitted, Amounts(requests=1))

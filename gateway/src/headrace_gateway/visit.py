@@ -91,6 +91,8 @@ class Visit:
     # Not the answer itself: its sink knows the visit, and what is held in a ring only a full
     # collection frees.
     delivery: Delivery | None = None
+    # Called when it is admitted, before anything is worked on; what it raises refuses the request.
+    on_admitted: Callable[[], Awaitable[None]] | None = None
     # Done once the ledger cannot miss it any more.
     recorded: asyncio.Future[None] | None = None
     # Seconds of each stage that is over.

@@ -4,6 +4,9 @@
 
     queued --> in_progress --> completed | incomplete | failed | cancelled
                   '-- its process dies --> the lease ends --> failed, when somebody looks
+
+One is queued once it is admitted: what limits, budget, guard or context refuse is refused at once,
+with a status that clients know what to do about, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from headrace_common.errors import HeadraceError, Internal, QueueFull
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_gateway.answer_extras import Json
+from headrace_gateway.rate_headers import is_limit_header
 from headrace_gateway.request_flow import RequestFlow
 from headrace_gateway.responses_api.event_log import EventLog
 from headrace_gateway.responses_api.kept import Kept, KeptResponses
@@ -50,47 +54,52 @@ class BackgroundResponses:
     async def start(
         self, visit: Visit, response: Json, input_items: list[Json]
     ) -> tuple[Json, EventLog]:
-        """Keep a response as queued and begin to work on it; return it and its events to come.
+        """Begin to work on a response; once it is kept, return it as queued and its events to come.
 
         Raises:
             QueueFull: too many are under way here.
-            Unavailable: it cannot be kept now.
+            HeadraceError: it is not admitted, or cannot be kept now.
         """
         tenant_id = visit.principal.tenant_id
         if self._under_way[tenant_id] >= MAX_RUNNING - self._under_way.total():
             raise QueueFull("Too many background responses are under way.", retry_after_s=1.0)
         self._under_way[tenant_id] += 1
-        try:
-            queued, log = await self._queue(visit, response, input_items)
-        except BaseException:
-            self._end(tenant_id)
-            raise
-        response["status"] = "in_progress"
-        task = asyncio.create_task(
-            self._run(dataclasses.replace(visit, exchange=log), response, log)
-        )
+        log = EventLog(self._flow.limits.keep_alive_s)
+        log.client_id = visit.exchange.client_id
+        queued: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
+
+        async def queue() -> None:
+            queued.set_result(await self._queue(visit, response, input_items, log))
+
+        detached = dataclasses.replace(visit, exchange=log, on_admitted=queue)
+        task = asyncio.create_task(self._run(detached, response, log, queued))
         self._running[response["id"]] = (task, log)
         task.add_done_callback(lambda _: self._running.pop(response["id"], None))
         task.add_done_callback(lambda _: self._end(tenant_id))
-        return queued, log
+        await asyncio.wait({task, queued}, return_when=asyncio.FIRST_COMPLETED)
+        if not queued.done():
+            # Why it was refused.
+            await task
+        limits = [it for it in log.headers if is_limit_header(it[0].decode())]
+        visit.exchange.headers += limits
+        return queued.result(), log
 
     def _end(self, tenant_id: str) -> None:
         self._under_way -= Counter({tenant_id: 1})
 
     async def _queue(
-        self, visit: Visit, response: Json, input_items: list[Json]
-    ) -> tuple[Json, EventLog]:
+        self, visit: Visit, response: Json, input_items: list[Json], log: EventLog
+    ) -> Json:
         response["status"] = "queued"
         owner = Owner.of(visit.principal)
         await self._kept.keep(owner, response, input_items, visit.request_id)
-        log = EventLog(self._flow.limits.keep_alive_s)
-        log.client_id = visit.exchange.client_id
         queued = dict(response)
         if visit.request.streaming.is_stream:
             log.tell("response.created", queued)
             log.tell("response.queued", queued)
             await self._events.keep(response["id"], log)
-        return queued, log
+        response["status"] = "in_progress"
+        return queued
 
     def follow(
         self, find: Callable[[], Awaitable[Kept]], response_id: str, start: int
@@ -116,24 +125,32 @@ class BackgroundResponses:
         """Stop all; they end as failed."""
         await cancel_and_wait(*(task for task, _ in self._running.values()))
 
-    async def _run(self, visit: Visit, response: Json, log: EventLog) -> None:
-        looking = asyncio.create_task(self._look(response, log))
+    async def _run(
+        self, visit: Visit, response: Json, log: EventLog, queued: asyncio.Future[Json]
+    ) -> None:
+        looking = asyncio.create_task(self._look(response, log, queued))
         try:
             await self._flow.serve(visit)
-        except asyncio.CancelledError:
-            is_wanted = visit.exchange.client_is_gone
-            await asyncio.shield(
-                self._fail(response, Internal(), "cancelled" if is_wanted else "failed", log)
-            )
-            raise
-        except HeadraceError as error:
-            await self._fail(response, error, "failed", log)
-        except Exception:  # noqa: BLE001 - the edge: logged, and told without text from inside
-            _log.exception("%s failed", visit.request_id)
-            await self._fail(response, Internal(), "failed", log)
+        except (Exception, asyncio.CancelledError) as error:
+            if not queued.done():
+                raise
+            await self._end_early(visit, response, log, error)
         finally:
             await cancel_and_wait(looking)
             await asyncio.shield(self._keep_events(response["id"], log))
+
+    async def _end_early(
+        self, visit: Visit, response: Json, log: EventLog, error: BaseException
+    ) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            status = "cancelled" if visit.exchange.client_is_gone else "failed"
+            await asyncio.shield(self._fail(response, Internal(), status, log))
+            raise error
+        if not isinstance(error, HeadraceError):
+            # The edge: logged, and told without text from inside.
+            _log.error("%s failed", visit.request_id, exc_info=error)
+            error = Internal()
+        await self._fail(response, error, "failed", log)
 
     async def _keep_events(self, response_id: str, log: EventLog) -> None:
         try:
@@ -141,8 +158,9 @@ class BackgroundResponses:
         except HeadraceError as error:
             _log.warning("the events of %s: %s", response_id, error)
 
-    async def _look(self, response: Json, log: EventLog) -> None:
+    async def _look(self, response: Json, log: EventLog, queued: asyncio.Future[Json]) -> None:
         """Renew the lease, tell how far it is, and stop when somebody wants that."""
+        await asyncio.wait({queued})
         while True:
             await asyncio.sleep(_LOOK_S)
             await self._keep_events(response["id"], log)

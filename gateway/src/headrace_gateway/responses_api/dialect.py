@@ -36,7 +36,7 @@ class ResponsesDialect:
     Args:
         kept: responses that came before, and where new ones are kept.
         background: makes those that nobody waits for.
-        names: to refuse an unknown model before a background response is queued.
+        names: to tell of a queued response how its model will sample.
         clock: time.
     """
 
@@ -68,8 +68,7 @@ class ResponsesDialect:
         check_tier(request, caller.principal)
         if not asked.body.background:
             return Reading(request, work.make_sink, end_failed=work.end_failed)
-        await self._names.check(request.model, caller.principal)
-        with suppress(HeadraceError):  # who will answer may not be there yet
+        with suppress(HeadraceError):  # it is refused later, or sampled by another
             work.note_sampling(await self._names.find(request.model, caller.principal), request)
 
         async def detach(visit: Visit) -> bytes | AsyncIterator[bytes]:
