@@ -301,6 +301,8 @@ def test_money(headrace: Headrace) -> None:
     assert "due 0.00 USD" in headrace("invoices", "show", "rich-000001")[1]
     assert headrace("invoices", "correct", "rich-000001", "--id", "c", "--usd", "1")[0] == 1
     assert headrace("usage", "--tenant", "rich", "--csv")[1].startswith("day_unix_s,")
+    table = headrace("usage", "--tenant", "rich", "--by", "key,model")[1]
+    assert table.split() == ["key", "model", "requests", "prompt", "cached", "output", "USD"]
 
 
 def test_proofs(headrace: Headrace) -> None:

@@ -273,3 +273,18 @@ def test_billing_that_is_silent_is_given_up_soon(
         assert run([command, "list", "--state-dir", str(tmp_path)]) == 1
         assert time.monotonic() - began_s < 10
     assert billing.address in capsys.readouterr().err
+
+
+def test_what_a_tenant_used_is_summed_for_people(
+    headrace: Headrace, billing: BillingThread
+) -> None:
+    """By what was asked for, a day as a date, all classes of tokens in one price."""
+    for number in range(2):
+        billing.fake.book(closed_event("key_x", f"req_{number}", usage_pb2.ENDING_COMPLETED))
+    code, out = headrace("usage", "--tenant", "acme", "--by", "day,model,tier")
+    assert code == 0
+    names, line = (row.split() for row in out.splitlines())
+    assert names == ["day", "model", "tier", "requests", "prompt", "cached", "output", "USD"]
+    assert line[:7] == ["2023-11-14", "smollm2-135m-instruct", "standard", "2", "200", "128", "10"]
+    key_total = json.loads(headrace("usage", "--key", "key_x", "--json")[1])["total_usd"]
+    assert line[7] == key_total

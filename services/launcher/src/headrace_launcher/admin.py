@@ -6,7 +6,7 @@ import csv
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -206,6 +206,7 @@ def _check_usage_options(args: Namespace) -> None:
 
 async def _usage_of_tenant(client: BillingClient, args: Namespace) -> int:
     sums: list[pb.UsageSum] = []
+    by = ["day", "model"] if args.by is None else args.by
     has_more = True
     while has_more:
         page = await client.call(
@@ -214,7 +215,7 @@ async def _usage_of_tenant(client: BillingClient, args: Namespace) -> int:
             tenant_id=args.tenant,
             from_unix_s=args.from_unix_s,
             to_unix_s=args.to_unix_s,
-            group_by=["day", "model"] if args.by is None else args.by,
+            group_by=by,
             offset=len(sums),
         )
         sums += page.sums
@@ -223,11 +224,32 @@ async def _usage_of_tenant(client: BillingClient, args: Namespace) -> int:
     if args.json:
         print(json.dumps({"sums": rows}, indent=2))
         return EXIT_OK
+    if not args.csv:
+        print(_sums_text(by, sums))
+        return EXIT_OK
     names = [field.name for field in pb.UsageSum.DESCRIPTOR.fields]
-    writer = csv.writer(sys.stdout, delimiter="," if args.csv else "\t", lineterminator="\n")
+    writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(names)
     writer.writerows([row[name] for name in names] for row in rows)
     return EXIT_OK
+
+
+def _sums_text(by: Sequence[str], sums: Sequence[pb.UsageSum]) -> str:
+    """Lay out sums for people: what they are by, then counts and what they cost together."""
+    rows = []
+    for it in sums:
+        places = {
+            "day": f"{datetime.fromtimestamp(it.day_unix_s, UTC):%Y-%m-%d}",
+            "project": it.project_id,
+            "key": it.key_id,
+            "model": it.model,
+            "tier": to_json(it)["tier"],
+        }
+        counts = (it.num_requests, it.prompt_tokens, it.cached_tokens, it.output_tokens)
+        cost = it.input_nano_usd + it.cached_input_nano_usd + it.cache_write_nano_usd
+        cost += it.output_nano_usd
+        rows.append([*(places[name] for name in by), *counts, usd_text(cost)])
+    return table_text([*by, "requests", "prompt", "cached", "output", "USD"], rows)
 
 
 @with_billing
