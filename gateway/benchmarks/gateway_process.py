@@ -55,7 +55,7 @@ class NoGuard:
         """Allow."""
         return _Answered(self._clean)
 
-    async def open_output(self, _opened: object) -> object:
+    async def open_output(self, _opened: object, *, waits: bool = False) -> object:
         """Say that there is none: text goes out unguarded."""
         raise ReplicaLost("no guard")
 

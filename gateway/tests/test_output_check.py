@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from headrace_common.errors import GuardUnavailable
+from headrace_common.rpc import Call
+from headrace_contracts.guard.v1 import guard_pb2 as pb
 from headrace_gateway.clients.guard import GuardClient
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.output_check import OutputCheck, Release, open_output_check
@@ -135,7 +138,7 @@ async def test_guard_that_cannot_be_reached(fail_open: bool) -> None:
 
 @pytest.mark.parametrize("fail_open", [True, False])
 async def test_guard_killed_with_text_held(fail_open: bool) -> None:
-    """Closed: what was held stays held. Open: it comes out, once, and the rest follows."""
+    """Closed: what was held stays held if no other comes. Open: it comes out once, and the rest."""
     async with Scene(FakeGuard(blocklist=["xyz"])) as scene:
         check = await scene.open(fail_open=fail_open)
         check.push(0, "a xy", is_last=False)
@@ -180,4 +183,141 @@ async def test_no_verdict_is_not_clean(fail_open: bool) -> None:
         else:
             with pytest.raises(GuardUnavailable):
                 await read(check)
+        check.close()
+
+
+async def test_another_guard_takes_over_what_was_held() -> None:
+    """A guard that is back in time costs nothing: each character comes out once, judged."""
+    async with Scene(FakeGuard(blocklist=["xyz"])) as scene:
+        check = await scene.open()
+        check.push(0, "a xy", is_last=False)
+        check.push(1, "b", is_last=True)
+        first = [await check.next_release() or NOTHING for _ in range(2)]
+        reading = asyncio.create_task(read(check))
+        await scene.server.kill()
+        check.push(0, "w xy", is_last=False)
+        await asyncio.sleep(0.2)
+        await scene.server.start()
+        await asyncio.sleep(0.2)
+        check.push(0, "!", is_last=True)
+        check.finish()
+        releases = first + await reading
+        check.close()
+    assert (joined(releases), joined(releases, 1)) == ("a xyw xy!", "b")
+    assert sorted(it.choice_idx for it in releases if it.is_last) == [0, 1]
+    assert (check.is_lost, check.is_unguarded) == (True, False)
+
+
+async def test_what_one_guard_held_another_blocks() -> None:
+    """A word that begins before the loss and ends behind it; and one in a whole answer."""
+    for is_whole in (False, True):
+        async with Scene(FakeGuard(blocklist=["xyz"])) as scene:
+            check = await scene.open(is_whole=is_whole)
+            check.push(0, "a xy" + "-" * 600 + "xy", is_last=False)
+            first = await check.next_release() or NOTHING
+            await scene.server.kill()
+            await scene.server.start()
+            check.push(0, "z and more", is_last=True)
+            check.finish()
+            releases = [first, *await read(check)]
+            check.close()
+        assert joined(releases) == "a xy" + "-" * 600
+        assert [it.is_blocked for it in releases].count(True) == 1
+
+
+async def test_a_guard_that_starts_again_is_waited_for_before_an_answer() -> None:
+    """Opening waits as long as a verdict may take, and no longer."""
+    async with Scene(FakeGuard(blocklist=["xyz"])) as scene:
+        await scene.server.kill()
+        opening = asyncio.create_task(scene.open())
+        await asyncio.sleep(0.3)
+        assert not opening.done()
+        await scene.server.start()
+        check = await opening
+        check.push(0, "xyz", is_last=True)
+        check.finish()
+        assert [it.is_blocked for it in await read(check)] == [True]
+        check.close()
+
+
+class DyingGuard(FakeGuard):
+    """Ends at a text that no guard survives, as a crash would, and is started again at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scene: Scene | None = None
+        self.num_deaths = 0
+        self.dying: set[asyncio.Task[None]] = set()
+
+    async def CheckOutput(  # noqa: N802 - contract name
+        self, requests: AsyncIterator[pb.CheckOutputRequest], call: Call
+    ) -> AsyncIterator[pb.CheckOutputResponse]:
+        async def until_poison() -> AsyncIterator[pb.CheckOutputRequest]:
+            async for request in requests:
+                if "poison" in request.text.text:
+                    self.num_deaths += 1
+                    self.dying.add(asyncio.create_task(self._die()))
+                    await asyncio.Event().wait()
+                yield request
+
+        async for answer in super().CheckOutput(until_poison(), call):
+            yield answer
+
+    async def _die(self) -> None:
+        assert self.scene is not None
+        await self.scene.server.kill()
+        await self.scene.server.start()
+
+
+async def test_a_text_that_ends_guards_ends_two_at_most() -> None:
+    """A second one is lost where the first was: no third is asked."""
+    guard = DyingGuard()
+    async with Scene(guard) as scene:
+        guard.scene = scene
+        check = await scene.open()
+        check.push(0, "fine", is_last=False)
+        check.push(0, " poison", is_last=True)
+        check.finish()
+        with pytest.raises(GuardUnavailable):
+            await read(check)
+        check.close()
+        await asyncio.gather(*guard.dying)
+    assert guard.num_deaths == 2
+
+
+async def test_a_guard_may_be_lost_again_and_again() -> None:
+    """As long as it comes further each time, or nothing waits for it."""
+    async with Scene(FakeGuard(blocklist=["xyz"])) as scene:
+        check = await scene.open()
+        reading = asyncio.create_task(read(check))
+        for idx in range(4):
+            check.push(0, f"{idx}", is_last=False)
+            await asyncio.sleep(0.05)
+            for _ in range(2):
+                await scene.server.kill()
+                await scene.server.start()
+                await asyncio.sleep(0.15)
+        check.push(0, ".", is_last=True)
+        check.finish()
+        assert joined(await reading) == "0123."
+        check.close()
+
+
+async def test_a_long_answer_is_not_kept_for_another_guard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Memory is bounded: what came out of it is forgotten, and then a lost guard ends it."""
+    monkeypatch.setattr("headrace_gateway.output_check._KEPT_BYTES", 100)
+    async with Scene(FakeGuard(blocklist=["xyz"])) as scene:
+        check = await scene.open()
+        for _ in range(30):
+            check.push(0, "four ", is_last=False)
+            await check.next_release()
+        kept = dict(check._given)[0]
+        assert len(kept.text) <= 100
+        assert (kept.start + len(kept.text), kept.released_chars) == (150, 150)
+        await scene.server.kill()
+        await scene.server.start()
+        with pytest.raises(GuardUnavailable):
+            await read(check)
         check.close()

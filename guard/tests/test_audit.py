@@ -24,8 +24,11 @@ def record(request_id: str = "r", **fields: object) -> pb.AuditRecord:
     return pb.AuditRecord(request_id=request_id, kind=pb.AUDIT_KIND_INPUT, **fields)
 
 
-def output(scanned: int, released: int, text: int, choice: int = 0) -> pb.AuditRecord:
+def output(
+    scanned: int, released: int, text: int, choice: int = 0, resumed: int = 0
+) -> pb.AuditRecord:
     return pb.AuditRecord(
+        resumed_chars=resumed,
         choice_idx=choice,
         kind=pb.AUDIT_KIND_OUTPUT,
         scanned_chars=scanned,
@@ -135,6 +138,13 @@ def test_only_published_records_are_forgotten(tmp_path: Path) -> None:
         # Repeated over another connection, to a guard that has the record or does not.
         ([output(10, 10, 10), sent(10), sent(10, guard_lost=True)], None),
         ([sent(10, guard_lost=True), sent(10)], Leak.GUARD_LOST),
+        # Taken over from a guard that died, and from one that left a record of its part.
+        ([output(10, 10, 10, resumed=6), sent(10, guard_lost=True)], None),
+        ([output(8, 6, 6), output(10, 10, 10, resumed=6), sent(10, 10, guard_lost=True)], None),
+        (
+            [output(8, 6, 6), output(10, 10, 10, resumed=6), sent(12, 12, guard_lost=True)],
+            Leak.GUARD_LOST,
+        ),
     ],
 )
 def test_more_sent_than_released_is_a_leak(

@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 from headrace_guard.classifiers.catalogue import RULES
 from headrace_guard.classifiers.rule import RuleSet
 from headrace_guard.normalise import Window
+from headrace_guard.output_check import OutputCheck
 from headrace_guard.plan import Plan
 from headrace_guard.stream_scan import GRID_CHARS
 from headrace_guard.verdict import Action, Finding
-from headrace_testing.guard_plans import MAX_HELD_CHARS, Run, fullwidth, plan, run
+from headrace_testing.guard_plans import MAX_HELD_CHARS, Run, fullwidth, no_deadline, plan, run
 
 TERMS = ("canary", "canary bird", "bird cage door", "art", "schön", "水車", "c++", "ab ab ac")
 BLOCKING = plan(output='blocklist = "block"\n"*" = "block"', terms=TERMS)
@@ -222,3 +223,37 @@ def test_rules_keep_their_promises(text: str, cut: int) -> None:
     assert all(not match.context_start < live or match.end <= begin for match in whole)
     settled = [match for match in rules.find(begun) if match.end <= live]
     assert set(settled) <= set(whole)
+
+
+@settings(max_examples=150, deadline=None)
+@given(PLANS, TEXTS, CUTS, st.integers(0, 40), CUTS)
+def test_a_guard_that_takes_over_goes_on_where_the_first_was_lost(
+    made: Plan, text: str, cuts: list[int], lost_after: int, cuts_again: list[int]
+) -> None:
+    """Wherever it was lost: each character comes out once, and the audit is that of one guard."""
+    first, out, num_out = OutputCheck(made, 0, MAX_HELD_CHARS), "", 0
+    for piece in chunked(text, cuts)[:lost_after]:
+        out += first.feed(piece, False, no_deadline()).text
+        num_out = first.num_released_chars
+    second, whole = OutputCheck(made, 0, MAX_HELD_CHARS, None, num_out), Run()
+    pieces = chunked(text, cuts_again)
+    for idx, piece in enumerate(pieces):
+        released = second.feed(piece, idx == len(pieces) - 1, no_deadline())
+        whole.released += released.text
+        whole.findings += released.findings
+        assert second.num_released_chars <= second.num_scanned_chars
+    alone = run(made, [text])
+    assert out + whole.released == alone.released
+    assert whole.findings == alone.findings
+    assert second.num_text_chars == len(alone.released)
+    assert (second.num_released_chars, second.num_scanned_chars) == alone.progress[-1]
+
+
+def test_a_guard_that_takes_over_under_another_policy_goes_by_it() -> None:
+    """What the first let out is out; behind it the second's policy holds, also inside a word."""
+    for output, after in (
+        ('blocklist = "block"', ""),
+        ('blocklist = "redact"', "[redacted blocklist] sings"),
+    ):
+        second = OutputCheck(plan(output=output, terms=("canary",)), 0, 1024, None, len("the can"))
+        assert second.feed("the canary sings", True, no_deadline()).text == after

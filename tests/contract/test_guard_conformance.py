@@ -197,6 +197,38 @@ async def test_held_text_is_released_at_the_end(client: SessionClient) -> None:
     assert (answer.released, answer.last, answer.HasField("verdict")) == ("can", True, False)
 
 
+@pytest.mark.parametrize("size", [1, 3, 100])
+async def test_a_choice_that_began_elsewhere_goes_on_here(client: SessionClient, size: int) -> None:
+    """What came out there does not come out again; the rest is judged with what came before."""
+    text = "it says Can"
+    async with await opened(client) as call:
+        resume = pb.OutputResume(choice_idx=2, released_chars=len("it says"))
+        call.send(pb.CheckOutputRequest(resume=resume))
+        for at in range(0, len(text), size):
+            await exchange(call, text[at : at + size], choice=2)
+        held = await exchange(call, "", choice=2)
+        assert (held.scanned_chars, held.released_chars) == (len(text), len("it says "))
+        answer = await exchange(call, "ary.", choice=2)
+        assert (answer.released, answer.verdict.action) == ("", pb.ACTION_BLOCK)
+    async with await opened(client) as call:
+        call.send(pb.CheckOutputRequest(resume=pb.OutputResume(released_chars=7)))
+        answers = [await exchange(call, text, last=True)]
+        assert [(it.released, it.last) for it in answers] == [(" Can", True)]
+
+
+async def test_what_has_begun_is_not_taken_over(client: SessionClient) -> None:
+    """Text that was judged cannot be told to be out afterwards; nor without an opening."""
+    async with await opened(client) as call:
+        await exchange(call, "a")
+        call.send(pb.CheckOutputRequest(resume=pb.OutputResume(released_chars=1)))
+        with pytest.raises(InvalidRequest):
+            await call.receive()
+    call = await client.start(CHECK_OUTPUT, timeout_s=10)
+    call.send(pb.CheckOutputRequest(resume=pb.OutputResume(released_chars=1)))
+    with pytest.raises(InvalidRequest):
+        await call.receive()
+
+
 async def test_choices_are_judged_apart(client: SessionClient) -> None:
     """A block of one does not touch the other, nor do their texts join."""
     async with await opened(client) as call:

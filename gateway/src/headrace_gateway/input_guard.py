@@ -14,19 +14,15 @@ from typing import Protocol
 
 from headrace_common.errors import GuardUnavailable, HeadraceError, InputBlocked, ReplicaLost
 from headrace_common.proto_wire import Encoded, bytes_tag, with_length
-from headrace_common.session import SessionCall
 from headrace_contracts.guard.v1 import guard_pb2 as pb
 from headrace_gateway.api_request import GuardPart
+from headrace_gateway.clients.guard import ASK_AGAIN_S, InputCall
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.principal import Principal
 
 _MAX_NAMED = 3
-_ASK_AGAIN_S = 0.1
 _FIELDS = pb.CheckInputRequest.DESCRIPTOR.fields_by_name
 _REQUEST_ID, _PARTS = (bytes_tag(_FIELDS[it].number) for it in ("request_id", "parts"))
-
-
-InputCall = SessionCall[pb.CheckInputRequest, pb.CheckInputResponse]
 
 
 class InputChecker(Protocol):
@@ -118,7 +114,7 @@ class PendingVerdict:
                 if self._principal.guard_fail_open or not may_return or is_late:
                     raise
             if not is_cut:
-                await asyncio.sleep(_ASK_AGAIN_S)
+                await asyncio.sleep(ASK_AGAIN_S)
             await self.ask()
 
     async def _receive(self) -> pb.CheckInputResponse:

@@ -2,21 +2,25 @@
 
     push(choice, text, last) --> guard --> next_release(): what may be sent, in order
 
-When the guard is lost in the middle, a fail-closed key's stream ends with `GuardUnavailable`; a
-fail-open key's goes on unguarded, what the guard still held included, and is counted.
+When the guard is lost in the middle, a fail-closed key's answer waits for another one, or for the
+same started again, as long as a verdict may take: that one reads all of it from its beginning and
+goes on where the first had come. With none in time it ends with `GuardUnavailable`. A fail-open
+key's answer goes on unguarded, what the guard still held included, and is counted.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from headrace_common.errors import GuardUnavailable, HeadraceError, ReplicaLost
 from headrace_common.proto_wire import Encoded, bytes_tag, number_tag, varint, with_length
 from headrace_contracts.guard.v1 import guard_pb2 as pb
 from headrace_gateway.clients.guard import OutputCall
+from headrace_gateway.given_text import GivenText
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.principal import Principal
 
@@ -25,6 +29,11 @@ _LAST_ANSWER_S = 5.0
 # Of an answer that is sent whole, the guard gets pieces of so many characters: nobody waits for
 # single tokens, and what is blocked is still noticed early.
 _PIECE_CHARS = 512
+# What is read again comes in pieces that a guard judges in the turn in which they come.
+_AGAIN_CHARS = 2048
+# Text of one answer that is kept for another guard; a book of 200 pages has half of it. And of one
+# that needs no other: more than a guard holds back.
+_KEPT_BYTES, _HELD_BYTES = 1_000_000, 16_000
 
 _REQUEST_ID = bytes_tag(pb.OutputOpen.DESCRIPTOR.fields_by_name["request_id"].number)
 _TEXT = bytes_tag(pb.CheckOutputRequest.DESCRIPTOR.fields_by_name["text"].number)
@@ -32,13 +41,14 @@ _FIELDS = pb.OutputText.DESCRIPTOR.fields_by_name
 _CONTENT = bytes_tag(_FIELDS["text"].number)
 _CHOICE = number_tag(_FIELDS["choice_idx"].number)
 _LAST = number_tag(_FIELDS["last"].number) + varint(1)
+_RESUME = bytes_tag(pb.CheckOutputRequest.DESCRIPTOR.fields_by_name["resume"].number)
 
 
 class OutputOpener(Protocol):
     """What the guard offers here."""
 
-    async def open_output(self, opened: Encoded) -> OutputCall:
-        """Open the check of one answer."""
+    async def open_output(self, opened: Encoded, *, waits: bool = False) -> OutputCall:
+        """Open the check of one answer; a guard that starts again may be waited for."""
         ...
 
 
@@ -68,27 +78,26 @@ class OutputCheck:
     def __init__(
         self,
         call: OutputCall | None,
+        open_again: Callable[[], Awaitable[OutputCall]],
         *,
         is_fail_open: bool,
         metrics: GatewayMetrics,
         is_whole: bool = False,
     ) -> None:
-        self._call = call
+        self._call, self._open_again = call, open_again
         # Text of a whole answer that waits to be a piece, by choice.
         self._gathered: dict[int, str] = {}
         self.is_whole = is_whole
         self._is_fail_open, self._metrics = is_fail_open, metrics
-        # Of a fail-open key, which gets it when the guard is lost: pushed, not yet released, per
-        # choice.
-        self._held: dict[int, deque[str]] = {}
-        self._released_chars: dict[int, int] = {}
+        # If the guard is lost, another gets it, or the client of a fail-open key.
+        self._given = GivenText(_HELD_BYTES if is_fail_open else _KEPT_BYTES)
         self._ends: set[int] = set()
         self._over: set[int] = set()
         # Releases that do not come from the guard; None = no more.
         self._unguarded: deque[Release | None] = deque()
         self._has_unguarded = asyncio.Event()
         self._is_finished = False
-        # It ended before the text did.
+        # One ended before the text did.
         self.is_lost = False
 
     @property
@@ -110,8 +119,6 @@ class OutputCheck:
         if self._call is None:
             self._pass_unguarded(Release(choice_idx, text, is_last))
             return
-        if self._is_fail_open:
-            self._held.setdefault(choice_idx, deque()).append(text)
         if is_last:
             self._ends.add(choice_idx)
         if self.is_whole:
@@ -129,10 +136,10 @@ class OutputCheck:
         if self._call is None:
             self._pass_unguarded(None)
             return
-        for choice_idx, text in self._gathered.items():
+        gathered, self._gathered = self._gathered, {}
+        for choice_idx, text in gathered.items():
             self._send(self._call, choice_idx, text, is_last=False)
-        self._call.half_close()
-        self._call.end_within(_LAST_ANSWER_S)
+        _finish(self._call)
 
     async def next_release(self, shortcut: Shortcut | None = None) -> Release | None:
         """Return what may be sent next; None = everything pushed is through.
@@ -151,9 +158,8 @@ class OutputCheck:
                 is_passed = shortcut is not None and not await self._call.wait(shortcut)
                 answer = None if is_passed else await self._call.receive()
             except HeadraceError as error:
-                self.is_lost = True
-                self._go_on_unguarded(error)
-                break
+                await self._go_on_without(error)
+                continue
             if is_passed and shortcut is not None:
                 shortcut.check()
                 return _NOTHING
@@ -161,8 +167,7 @@ class OutputCheck:
                 return Release(*self._released(answer))
             if self._is_finished and not self._ends:
                 return None
-            self.is_lost = True
-            self._go_on_unguarded(ReplicaLost("The guard ended early."))
+            await self._go_on_without(ReplicaLost("The guard ended early."))
         while not self._unguarded:
             self._has_unguarded.clear()
             await self._has_unguarded.wait()
@@ -184,19 +189,46 @@ class OutputCheck:
             self._call.cancel()
 
     def _send(self, call: OutputCall, choice_idx: int, text: str, *, is_last: bool) -> None:
-        message = _CONTENT + with_length(text.encode()) + (_LAST if is_last else b"")
-        if choice_idx:
-            message += _CHOICE + varint(choice_idx)
-        try:
-            call.send_encoded(_TEXT + with_length(message))
-        except ReplicaLost:
-            # `next_release` learns the same and decides.
-            return
+        encoded = text.encode()
+        self._given.add(choice_idx, encoded)
+        _send(call, choice_idx, encoded, is_last=is_last)
+
+    async def _go_on_without(self, error: HeadraceError) -> None:
+        """Go on although the guard is lost."""
+        self.is_lost = True
+        is_gone = isinstance(error, ReplicaLost)
+        if not self._is_fail_open and is_gone and self._given.may_be_given_again():
+            try:
+                self._call = await self._open_again()
+            except HeadraceError as failure:
+                error = failure
+            else:
+                self._give_again(self._call)
+                return
+        self._go_on_unguarded(error)
+
+    def _give_again(self, call: OutputCall) -> None:
+        """Give another guard all of the text; what is out is not released again."""
+        for choice_idx, given in self._given:
+            if given.released_chars:
+                resume = pb.OutputResume(
+                    choice_idx=choice_idx, released_chars=given.released_chars
+                ).SerializeToString()
+                _put(call, _RESUME + with_length(resume))
+            text = given.text.decode()
+            for at in range(0, len(text), _AGAIN_CHARS):
+                _send(call, choice_idx, text[at : at + _AGAIN_CHARS].encode(), is_last=False)
+            if choice_idx in self._ends or choice_idx in self._over:
+                _send(call, choice_idx, b"", is_last=True)
+        if self._is_finished:
+            _finish(call)
 
     def _released(self, answer: pb.CheckOutputResponse) -> _Fields:
         choice_idx, action, is_last = answer.choice_idx, answer.verdict.action, answer.last
-        if self._is_fail_open:
-            self._drop_held(choice_idx, answer.released_chars)
+        self._given.note(choice_idx, answer.scanned_chars, answer.released_chars)
+        if choice_idx in self._over:
+            # Its text was only given again.
+            return choice_idx, "", False, False, False
         if action == pb.ACTION_UNAVAILABLE:
             # The guard releases no more of this choice.
             self._go_on_unguarded(None, answer.verdict.reason)
@@ -217,10 +249,13 @@ class OutputCheck:
             raise GuardUnavailable(message, retry_after_s=1.0) from cause
         self.close()
         self._call = None
-        for choice_idx, held in self._held.items():
+        # What is left of a whole answer was to be given next.
+        for choice_idx, text in self._gathered.items():
+            self._given.add(choice_idx, text.encode())
+        for choice_idx, given in self._given:
             if choice_idx not in self._over:
                 is_last = choice_idx in self._ends
-                self._pass_unguarded(Release(choice_idx, "".join(held), is_last))
+                self._pass_unguarded(Release(choice_idx, given.held(), is_last))
         if self._is_finished:
             self._pass_unguarded(None)
 
@@ -228,16 +263,25 @@ class OutputCheck:
         self._unguarded.append(release)
         self._has_unguarded.set()
 
-    def _drop_held(self, choice_idx: int, released_chars: int) -> None:
-        """Forget what came out, up to a position in the choice's original text."""
-        num_chars = released_chars - self._released_chars.get(choice_idx, 0)
-        self._released_chars[choice_idx] = released_chars
-        held = self._held.get(choice_idx)
-        while held and num_chars > 0:
-            first = held.popleft()
-            if len(first) > num_chars:
-                held.appendleft(first[num_chars:])
-            num_chars -= len(first)
+
+def _send(call: OutputCall, choice_idx: int, encoded: bytes, *, is_last: bool) -> None:
+    message = _CONTENT + with_length(encoded) + (_LAST if is_last else b"")
+    if choice_idx:
+        message += _CHOICE + varint(choice_idx)
+    _put(call, _TEXT + with_length(message))
+
+
+def _put(call: OutputCall, message: bytes) -> None:
+    try:
+        call.send_encoded(message)
+    except ReplicaLost:
+        # `next_release` learns the same and decides.
+        return
+
+
+def _finish(call: OutputCall) -> None:
+    call.half_close()
+    call.end_within(_LAST_ANSWER_S)
 
 
 class Shortcut:
@@ -296,7 +340,7 @@ async def open_output_check(
     opened = Encoded(_REQUEST_ID + with_length(request_id.encode()) + principal.guard_head)
     call: OutputCall | None = None
     try:
-        call = await guard.open_output(opened)
+        call = await guard.open_output(opened, waits=not principal.guard_fail_open)
     except HeadraceError as error:
         metrics.degraded.labels("guard").inc()
         if not principal.guard_fail_open:
@@ -304,5 +348,9 @@ async def open_output_check(
                 "The answer could not be judged now.", retry_after_s=1.0
             ) from error
     return OutputCheck(
-        call, is_fail_open=principal.guard_fail_open, metrics=metrics, is_whole=is_whole
+        call,
+        partial(guard.open_output, opened, waits=True),
+        is_fail_open=principal.guard_fail_open,
+        metrics=metrics,
+        is_whole=is_whole,
     )

@@ -62,7 +62,8 @@ class RecordMaker:
         record.choice_idx = choice_idx
         record.scanned_chars = log.check.num_scanned_chars
         record.released_chars = log.check.num_released_chars
-        record.released_text_chars = log.released_text_chars
+        record.released_text_chars = log.check.num_text_chars
+        record.resumed_chars = log.check.num_out_chars
         text = "".join(log.texts) if verdict.findings else ""
         for finding in verdict.findings:
             span = text[finding.start : finding.end]

@@ -56,18 +56,27 @@ class OutputCheck:
         choice_idx: goes into findings.
         max_held_chars: most undecided characters.
         models: trained classifiers; None = none are there.
+        num_out_chars: characters from the beginning that are out already and not released again.
     """
 
     def __init__(
-        self, plan: Plan, choice_idx: int, max_held_chars: int, models: TextModels | None = None
+        self,
+        plan: Plan,
+        choice_idx: int,
+        max_held_chars: int,
+        models: TextModels | None = None,
+        num_out_chars: int = 0,
     ) -> None:
         self._plan, self._choice_idx = plan, choice_idx
+        self.num_out_chars = num_out_chars
         self._gate = _gate(plan, models)
         # The policy asks for classifiers that are not there: nothing can be judged.
         self._lacks_models = plan.asked is not None and models is None
         self._holder = StreamScanner(plan.holding, max_held_chars)
         self._watcher = StreamScanner(plan.watching, max_held_chars)
         self._num_released_chars = 0
+        # Length of what came out, placeholders and what was out already included.
+        self.num_text_chars = 0
         self._num_dropped_chars = 0
         self.is_over = False
 
@@ -168,8 +177,7 @@ class OutputCheck:
             skipped = self._gate.skip(text) if self._gate is not None else text
             settled = self._holder.skip(ahead + skipped)
             self._watcher.skip(settled.text)
-            released.text += settled.text
-            self._num_released_chars += len(settled.text)
+            self._let_out(settled.text, released)
             if is_last:
                 self._end(released)
         else:
@@ -216,8 +224,7 @@ class OutputCheck:
             if any(self._action(match) is Action.BLOCK for match in group):
                 self._stop(released)
                 return
-            released.text += placeholder(group[0].category)
-            self._num_released_chars += end - begin
+            self._let_out(placeholder(group[0].category), released, end - begin)
             self._watch(settled.slice(begin, end), released)
             done = end
         self._let_out_watched(settled.slice(done, settled.start + len(settled.text)), released)
@@ -227,9 +234,19 @@ class OutputCheck:
         while done < len(text) and not self.is_over:
             piece = text[done : done + self._watcher.room()]
             done += len(piece)
-            released.text += piece
-            self._num_released_chars += len(piece)
+            self._let_out(piece, released)
             self._watch(piece, released)
+
+    def _let_out(self, text: str, released: Released, num_replaced: int | None = None) -> None:
+        """Release *text*, or what of it is not out; it may stand for some original characters."""
+        num_out = max(0, self.num_out_chars - self._num_released_chars)
+        self.num_text_chars += len(text)
+        if num_replaced is None:
+            released.text += text[num_out:]
+            self._num_released_chars += len(text)
+        else:
+            released.text += text if num_out < num_replaced else ""
+            self._num_released_chars += num_replaced
 
     def _watch(self, text: str, released: Released) -> None:
         done = 0

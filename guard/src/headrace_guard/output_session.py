@@ -27,7 +27,6 @@ class ChoiceLog:
     num_chars: int = 0
     findings: list[Finding] = field(default_factory=list)
     missed: Reason | None = None
-    released_text_chars: int = 0
     elapsed_s: float = 0.0
 
     def verdict(self, plan: Plan) -> Verdict:
@@ -47,7 +46,6 @@ class ChoiceLog:
         self.num_chars += len(text)
         self.findings += released.findings
         self.missed = self.missed or released.not_evaluated
-        self.released_text_chars += len(released.text)
         self.elapsed_s += elapsed_s
 
 
@@ -78,11 +76,25 @@ class OutputSession:
         if text.last:
             self._ended.add(choice_idx)
         if choice_idx not in self._choices:
-            if len(self._choices) >= MAX_CHOICES:
-                raise InvalidRequest(f"CheckOutput: more than {MAX_CHOICES} choices")
-            check = OutputCheck(self.plan, choice_idx, self._max_held_chars, self._models)
-            self._choices[choice_idx] = ChoiceLog(check)
+            self._begin(choice_idx)
         return self._choices[choice_idx]
+
+    def resume(self, resume: pb.OutputResume) -> None:
+        """Take over a choice of which some came out elsewhere.
+
+        Raises:
+            InvalidRequest: it has begun here, or there are too many.
+        """
+        if resume.choice_idx in self._choices:
+            raise InvalidRequest(f"CheckOutput: choice {resume.choice_idx} has begun")
+        self._begin(resume.choice_idx, resume.released_chars)
+
+    def _begin(self, choice_idx: int, num_out_chars: int = 0) -> None:
+        if len(self._choices) >= MAX_CHOICES:
+            raise InvalidRequest(f"CheckOutput: more than {MAX_CHOICES} choices")
+        self._choices[choice_idx] = ChoiceLog(
+            OutputCheck(self.plan, choice_idx, self._max_held_chars, self._models, num_out_chars)
+        )
 
     def logs(self) -> Iterator[tuple[int, ChoiceLog]]:
         """Yield each choice with its index."""

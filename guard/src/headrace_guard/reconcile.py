@@ -31,8 +31,14 @@ def leak_in(records: Sequence[pb.AuditRecord], *, has_lost: bool = False) -> Lea
     if any(record.released_chars > record.scanned_chars for record in outputs):
         return Leak.LEAK
     released: Counter[int] = Counter()
+    resumed = {record.choice_idx for record in outputs if record.resumed_chars}
     for record in outputs:
-        released[record.choice_idx] += record.released_text_chars
+        choice_idx, num_chars = record.choice_idx, record.released_text_chars
+        # A guard that took a choice over says all of it again.
+        before = released[choice_idx]
+        released[choice_idx] = (
+            max(before, num_chars) if choice_idx in resumed else before + num_chars
+        )
     sent: Counter[int] = Counter()
     for record in reports:
         sent.update(record.released_chars_by_choice)

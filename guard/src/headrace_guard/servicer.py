@@ -153,6 +153,8 @@ class GuardServicer:
                     case "text" if prepared is not None and session is not None:
                         log = session.choice(request.text)
                         yield await self._check_output(prepared, log, request.text, call)
+                    case "resume" if session is not None:
+                        session.resume(request.resume)
                     case kind:
                         what = kind or "an empty message"
                         raise InvalidRequest(f"CheckOutput: {what} out of turn")

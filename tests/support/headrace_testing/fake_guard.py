@@ -42,6 +42,8 @@ class _Choice:
 
     text: str = ""
     num_released: int = 0
+    # At another guard.
+    num_out: int = 0
     is_over: bool = False
     has_ended: bool = False
 
@@ -101,6 +103,9 @@ class FakeGuard:
             elif kind == "text" and opened is not None:
                 choice = choices.setdefault(request.text.choice_idx, _Choice())
                 yield self._output(opened.policy, choice, request.text)
+            elif kind == "resume" and opened and request.resume.choice_idx not in choices:
+                num_out = request.resume.released_chars
+                choices[request.resume.choice_idx] = _Choice(num_out=num_out)
             else:
                 raise InvalidRequest(f"CheckOutput: {kind} out of turn")
 
@@ -168,7 +173,7 @@ class FakeGuard:
             spans, end = spans[:1], spans[0][0]
             choice.is_over = True
         choice.num_released = end
-        released = choice.text[begin:end]
+        released = choice.text[max(begin, min(choice.num_out, end)) : end]
         if not spans:
             return released, None
         findings = [self._finding(text.choice_idx, *span) for span in spans]

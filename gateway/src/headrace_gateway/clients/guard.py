@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
 
+from headrace_common.errors import ReplicaLost
 from headrace_common.proto_wire import Encoded, bytes_tag, with_length
 from headrace_common.rpc import method_ref
 from headrace_common.session import SessionCall, SessionClient
@@ -19,6 +22,8 @@ _SENT = method_ref(_SERVICE, "ReportSentMany", pb.SentReports, pb.SentReportResp
 # Closed keys have nothing else to turn to, and what open ones send then is read by nobody: a guard
 # that only pauses is waited for. Further requests need not wait for one that is frozen.
 _PATIENCE_S = 1.5
+# Between two tries while nobody listens.
+ASK_AGAIN_S = 0.1
 
 InputCall = SessionCall[pb.CheckInputRequest, pb.CheckInputResponse]
 OutputCall = SessionCall[pb.CheckOutputRequest, pb.CheckOutputResponse]
@@ -48,14 +53,25 @@ class GuardClient:
         """
         return await self._session.start(_INPUT, request, is_only=True, timeout_s=self._timeout_s)
 
-    async def open_output(self, opened: Encoded) -> OutputCall:
+    async def open_output(self, opened: Encoded, *, waits: bool = False) -> OutputCall:
         """Open the check of one answer.
+
+        Args:
+            opened: whose and under which policy.
+            waits: for a guard that starts again, as long as a verdict may take.
 
         Raises:
             ReplicaLost: the guard cannot be reached.
         """
         first = Encoded(_OPEN + with_length(opened.SerializeToString()))
-        return await self._session.start(_OUTPUT, first)
+        give_up_s = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return await self._session.start(_OUTPUT, first)
+            except ReplicaLost:
+                if not waits or not self.is_away or time.monotonic() >= give_up_s:
+                    raise
+            await asyncio.sleep(ASK_AGAIN_S)
 
     async def moderate(self, request: pb.ModerateRequest) -> pb.ModerateResponse:
         """Score texts by category.

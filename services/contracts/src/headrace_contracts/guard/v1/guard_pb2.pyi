@@ -351,21 +351,25 @@ class CheckOutputRequest(_message.Message):
 
     OPEN_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___OutputOpen: ...
     @_builtins.property
     def text(self) -> Global___OutputText: ...
+    @_builtins.property
+    def resume(self) -> Global___OutputResume: ...
     def __init__(
         self,
         *,
         open: Global___OutputOpen | None = ...,
         text: Global___OutputText | None = ...,
+        resume: Global___OutputResume | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "open", b"open", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "open", b"open", "resume", b"resume", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "open", b"open", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "open", b"open", "resume", b"resume", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "text"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "text", "resume"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -427,6 +431,33 @@ class OutputText(_message.Message):
 Global___OutputText: _TypeAlias = OutputText  # noqa: Y015
 
 @_typing.final
+class OutputResume(_message.Message):
+    """A choice whose check began at a guard that was lost, before the choice's first text here. All of its
+    text follows from its beginning and is read, judged and counted anew.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_IDX_FIELD_NUMBER: _builtins.int
+    RELEASED_CHARS_FIELD_NUMBER: _builtins.int
+    choice_idx: _builtins.int
+    released_chars: _builtins.int
+    """Characters of the original text that were released there: they are not released again."""
+    def __init__(
+        self,
+        *,
+        choice_idx: _builtins.int = ...,
+        released_chars: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_idx", b"choice_idx", "released_chars", b"released_chars"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OutputResume: _TypeAlias = OutputResume  # noqa: Y015
+
+@_typing.final
 class CheckOutputResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -442,7 +473,9 @@ class CheckOutputResponse(_message.Message):
     last: _builtins.bool
     """This choice is finished."""
     scanned_chars: _builtins.int
-    """Characters read and released so far; released <= scanned at all times."""
+    """Characters of the original text that were read and let out so far, those let out by a lost guard
+    included once they are read here; released <= scanned at all times.
+    """
     released_chars: _builtins.int
     @_builtins.property
     def verdict(self) -> Global___Verdict:
@@ -614,7 +647,7 @@ class SentReport(_message.Message):
     fail_open: _builtins.bool
     """The key is fail-open and text went out without the guard."""
     guard_lost: _builtins.bool
-    """The guard was lost before the end, or before it took this: it may have no record of what it
+    """A guard was lost before the end, or before it took this: there may be no record of what it
     released before.
     """
     @_builtins.property
@@ -894,6 +927,7 @@ class AuditRecord(_message.Message):
     CHOICE_IDX_FIELD_NUMBER: _builtins.int
     GUARD_LOST_FIELD_NUMBER: _builtins.int
     RELEASED_CHARS_BY_CHOICE_FIELD_NUMBER: _builtins.int
+    RESUMED_CHARS_FIELD_NUMBER: _builtins.int
     PREV_HASH_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
     chain_id: _builtins.str
@@ -925,7 +959,11 @@ class AuditRecord(_message.Message):
     choice_idx: _builtins.int
     """OUTPUT: the choice."""
     guard_lost: _builtins.bool
-    """SENT: the guard was lost before the end of the answer."""
+    """SENT: a guard was lost before the end of the answer."""
+    resumed_chars: _builtins.int
+    """OUTPUT: this many of the released characters came out at a guard that was lost: this record says
+    all of the choice again, and that guard's, if there is one, a part of the same.
+    """
     prev_hash: _builtins.bytes
     """BLAKE2b-256 over prev_hash and this record without `hash`."""
     hash: _builtins.bytes
@@ -960,12 +998,13 @@ class AuditRecord(_message.Message):
         choice_idx: _builtins.int = ...,
         guard_lost: _builtins.bool = ...,
         released_chars_by_choice: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        resumed_chars: _builtins.int = ...,
         prev_hash: _builtins.bytes = ...,
         hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "chain_id", b"chain_id", "choice_idx", b"choice_idx", "elapsed_s", b"elapsed_s", "fail_open", b"fail_open", "findings", b"findings", "guard_lost", b"guard_lost", "hash", b"hash", "key_id", b"key_id", "kind", b"kind", "model_version", b"model_version", "policy", b"policy", "policy_version", b"policy_version", "prev_hash", b"prev_hash", "reason", b"reason", "released_chars", b"released_chars", "released_chars_by_choice", b"released_chars_by_choice", "released_text_chars", b"released_text_chars", "request_id", b"request_id", "scanned_chars", b"scanned_chars", "seq", b"seq", "state", b"state", "tenant_id", b"tenant_id", "unix_us", b"unix_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "chain_id", b"chain_id", "choice_idx", b"choice_idx", "elapsed_s", b"elapsed_s", "fail_open", b"fail_open", "findings", b"findings", "guard_lost", b"guard_lost", "hash", b"hash", "key_id", b"key_id", "kind", b"kind", "model_version", b"model_version", "policy", b"policy", "policy_version", b"policy_version", "prev_hash", b"prev_hash", "reason", b"reason", "released_chars", b"released_chars", "released_chars_by_choice", b"released_chars_by_choice", "released_text_chars", b"released_text_chars", "request_id", b"request_id", "resumed_chars", b"resumed_chars", "scanned_chars", b"scanned_chars", "seq", b"seq", "state", b"state", "tenant_id", b"tenant_id", "unix_us", b"unix_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
