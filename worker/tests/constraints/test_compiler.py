@@ -471,3 +471,32 @@ async def test_one_tenants_slow_constraints_hold_up_no_other(counted, monkeypatc
     outcomes = await asyncio.gather(*flood, return_exceptions=True)
     assert sum(isinstance(it, QueueFull) for it in outcomes) > 20
     made.close()
+
+
+async def test_what_another_waits_for_too_is_waited_for_at_ones_own_place(counted, monkeypatch):
+    """Nor refused with the other's place; and whoever is first compiles it for both."""
+    made = ConstraintCompiler(lambda: tokenizer_of(INFO, TABLE), SystemClock(), counted)
+    go = threading.Event()
+    really, compiled = compiler_module._compile, []
+
+    def slow_for_some(tokenizer, constraint, limits):
+        compiled.append(constraint.regex)
+        if constraint.regex.startswith("slow"):
+            go.wait(10)
+        return really(tokenizer, constraint, limits)
+
+    monkeypatch.setattr(compiler_module, "_compile", slow_for_some)
+    await made._ready_tokenizer()
+    wanted = [*(f"slow{idx}" for idx in range(33)), "a"]
+    flood = [
+        asyncio.ensure_future(made.compile(b"flood", pb.OutputConstraint(regex=one)))
+        for one in wanted
+    ]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        others = await made.compile(b"other", pb.OutputConstraint(regex="a"))
+    assert not go.is_set()
+    go.set()
+    assert (await asyncio.gather(*flood))[-1] is others
+    assert compiled.count("a") == 1
+    made.close()

@@ -1,7 +1,8 @@
 """Makes constraints ready: off the event loop, each once, bounded in time, size and number.
 
 Tenants share the threads and the places before them. A worker does not know tenants: the salt of
-their cache tells them apart.
+their cache tells them apart. Each waits at its own place, also for what another waits for: whose
+turn comes first compiles it for all.
 
 Compiling lets other threads run (llguidance is Rust and drops the interpreter's lock). What takes
 too long is refused at once and finishes behind the scenes, where llguidance's own limits end it;
@@ -67,7 +68,8 @@ class ConstraintCompiler:
         self._threads = FairThreads(_NUM_THREADS, "constraints", _MAX_WAITING)
         self._tokenizer: asyncio.Future[LLTokenizer] | None = None
         self._kept: OrderedDict[bytes, GuidedConstraint | InvalidRequest] = OrderedDict()
-        self._pending: dict[bytes, asyncio.Future[GuidedConstraint]] = {}
+        # By who waits and for what.
+        self._pending: dict[tuple[bytes, bytes], asyncio.Future[GuidedConstraint]] = {}
         self._limits = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES)
 
     def prepare(self) -> None:
@@ -122,19 +124,26 @@ class ConstraintCompiler:
     def _started(
         self, whose: bytes, key: bytes, constraint: pb.OutputConstraint
     ) -> asyncio.Future[GuidedConstraint]:
-        pending = self._pending.get(key)
+        pending = self._pending.get((whose, key))
         if pending is None:
-            pending = asyncio.ensure_future(self._build(whose, constraint))
-            self._pending[key] = pending
-            pending.add_done_callback(lambda done: self._ended(key, done))
+            pending = asyncio.ensure_future(self._build(whose, key, constraint))
+            self._pending[whose, key] = pending
+            pending.add_done_callback(lambda done: self._ended(whose, key, done))
         return pending
 
-    async def _build(self, whose: bytes, constraint: pb.OutputConstraint) -> GuidedConstraint:
+    async def _build(
+        self, whose: bytes, key: bytes, constraint: pb.OutputConstraint
+    ) -> GuidedConstraint:
         tokenizer = await self._ready_tokenizer()
+
+        def work() -> GuidedConstraint:
+            known = self._kept.get(key)
+            if known is not None and not (isinstance(known, GuidedConstraint) and known.is_spent):
+                return _or_raise(known)
+            return _compile(tokenizer, constraint, self._limits)
+
         # How long one takes cannot be told from its size.
-        return await self._threads.run(
-            whose, 1.0, lambda: _compile(tokenizer, constraint, self._limits)
-        )
+        return await self._threads.run(whose, 1.0, work)
 
     async def _ready_tokenizer(self) -> LLTokenizer:
         return await asyncio.shield(self._begun_tokenizer())
@@ -146,8 +155,8 @@ class ConstraintCompiler:
             )
         return self._tokenizer
 
-    def _ended(self, key: bytes, done: asyncio.Future[GuidedConstraint]) -> None:
-        self._pending.pop(key, None)
+    def _ended(self, whose: bytes, key: bytes, done: asyncio.Future[GuidedConstraint]) -> None:
+        self._pending.pop((whose, key), None)
         if done.cancelled():
             return
         error = done.exception()
