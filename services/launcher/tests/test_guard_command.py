@@ -153,6 +153,8 @@ def test_the_audit_of_a_request_is_shown(
     (record,) = json.loads(headrace("guard", "audit", "req_7", "--json")[1])["records"]
     assert (record["request_id"], record["scanned_chars"]) == ("req_7", 7)
     assert headrace("guard", "verify")[1].startswith("right: 1 records")
+    told = json.loads(headrace("guard", "verify", "--json")[1])
+    assert told == {"ok": True, "num_records": 1, "problems": []}
     assert headrace("guard", "audit", "req_8")[0] == 1
 
 

@@ -109,12 +109,15 @@ async def show_audit(client: GuardClient, args: Namespace) -> int:
 
 
 @with_guard
-async def verify_audit(client: GuardClient, _args: Namespace) -> int:
+async def verify_audit(client: GuardClient, args: Namespace) -> int:
     """``headrace guard verify``: exit code 0 only if the chain is whole."""
     answer = await client.verify_audit()
-    print(f"{'right' if answer.ok else 'WRONG'}: {answer.num_records} records")
-    for problem in answer.problems:
-        print(f"  {problem}")
+    if args.json:
+        print(json.dumps(to_json(answer), indent=2))
+    else:
+        print(f"{'right' if answer.ok else 'WRONG'}: {answer.num_records} records")
+        for problem in answer.problems:
+            print(f"  {problem}")
     return EXIT_OK if answer.ok else EXIT_FAILED
 
 

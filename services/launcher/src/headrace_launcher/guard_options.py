@@ -30,4 +30,5 @@ def add_guard_commands(commands: Commands, add: AddCommand) -> None:
     audit = add(guard, "audit", "how one request was judged", "guard_command:show_audit")
     audit.add_argument("request_id", metavar="REQUEST_ID")
     audit.add_argument("--json", action="store_true", help="for scripts")
-    add(guard, "verify", "recount the audit's hash chain", "guard_command:verify_audit")
+    verify = add(guard, "verify", "recount the audit's hash chain", "guard_command:verify_audit")
+    verify.add_argument("--json", action="store_true", help="for scripts")
