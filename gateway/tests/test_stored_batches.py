@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
-from headrace_common.errors import InvalidRequest
+from headrace_common.errors import InvalidRequest, NotFound
+from headrace_gateway.answer_extras import Json
 from headrace_gateway.batch_api.stored_batches import Batch, StoredBatches
 from headrace_gateway.batch_api.stored_files import FileLimits, StoredFiles
+from headrace_gateway.pages import rows_from
 from headrace_gateway.state import schema
 from headrace_gateway.state.store import Owner, StateStore
 from headrace_testing.clock import FakeClock
+
+
+async def listed(stored: StoredFiles, owner: Owner) -> list[str]:
+    found = await stored.find_page(owner, None, 100, None, is_newest_first=False)
+    return [it["id"] for it in found["data"]]
 
 
 async def test_a_file_that_is_refused_leaves_nothing(tmp_path: Path, clock: FakeClock) -> None:
@@ -33,7 +40,7 @@ async def test_a_file_that_is_refused_leaves_nothing(tmp_path: Path, clock: Fake
     with pytest.raises(InvalidRequest, match="1000 bytes"):
         await stored.save(owner, "large", "a", "batch", nothing(), None, 1001)
     await stored.save(owner, "first", "a", "batch", pieces(), None, 1000)
-    assert [it["id"] for it in await stored.find_all(owner, None)] == ["first", "small"]
+    assert await listed(stored, owner) == ["first", "small"]
     kept = await state.read(lambda it: set(it.scalars(select(schema.file_chunks.c.file_id))))
     assert kept == {"first", "small"}
     await state.close()
@@ -78,4 +85,50 @@ async def test_tenants_have_turns_of_batches(tmp_path: Path, clock: FakeClock) -
         assert batch.batch_id == expected
         busy[batch.batch_id] = batch.owner.tenant_id
     assert await stored.claim("w", busy, of_others=True) is None
+    await state.close()
+
+
+async def test_a_page_reads_no_more_than_it_shows(tmp_path: Path, clock: FakeClock) -> None:
+    """Whichever way it goes, files of a purpose or all, and batches; each list ends."""
+    state, owner = StateStore(f"sqlite:///{tmp_path / 's.sqlite3'}", clock), Owner("t", "p")
+    stored = StoredFiles(state, FileLimits(max_bytes=1000, project_bytes=1500, ttl_s=60))
+    made = StoredBatches(state, ttl_s=60)
+
+    async def nothing() -> AsyncIterator[bytes]:
+        yield b"x"
+
+    for idx in range(7):
+        purpose = "batch" if idx % 2 else "batch_output"
+        await stored.save(owner, f"f{idx}", "a", purpose, nothing())
+        await made.add(owner, b"", {"id": f"b{idx}"}, state.now_s() + 3600)
+    await stored.save(Owner("t", "other"), "f3x", "a", "batch", nothing())
+
+    async def turned(find: Callable[[str | None], Awaitable[Json]]) -> list[str]:
+        """Turn the pages from the first to the last."""
+        ids: list[str] = []
+        while True:
+            shown = await find(ids[-1] if ids else None)
+            assert len(shown["data"]) <= 2
+            ids += [it["id"] for it in shown["data"]]
+            assert shown["last_id"] == ids[-1]
+            if not shown["has_more"]:
+                return ids
+
+    def files(purpose: str | None, *, newest: bool) -> Callable[[str | None], Awaitable[Json]]:
+        return lambda after: stored.find_page(owner, purpose, 2, after, is_newest_first=newest)
+
+    assert await turned(files(None, newest=False)) == [f"f{idx}" for idx in range(7)]
+    assert await turned(files(None, newest=True)) == [f"f{6 - idx}" for idx in range(7)]
+    assert await turned(files("batch", newest=True)) == ["f5", "f3", "f1"]
+    assert await turned(lambda after: made.find_page(owner, 2, after)) == [
+        f"b{6 - idx}" for idx in range(7)
+    ]
+    for after, purpose in (("f3x", None), ("f0", "batch"), ("", None)):
+        with pytest.raises(NotFound):
+            await stored.find_page(owner, purpose, 2, after, is_newest_first=True)
+    table, key = schema.files, schema.files.c.file_id
+    rows = await state.read(
+        lambda it: rows_from(it, select(table), key, 2, "f5", is_descending=True)
+    )
+    assert [row["file_id"] for row in rows] == ["f4", "f3x", "f3"]
     await state.close()

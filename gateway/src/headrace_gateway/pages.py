@@ -2,8 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select
+
 from headrace_common.errors import InvalidRequest, NotFound
 from headrace_gateway.answer_extras import Json
+
+
+def rows_from(
+    connection: Connection,
+    asked: Select[Any],  # Any: whatever columns it has
+    key: ColumnElement[str],
+    limit: int,
+    after: str | None,
+    *,
+    is_descending: bool,
+) -> list[RowMapping]:
+    """Return the rows of one page, and one more if there are more: what lies behind is not read.
+
+    Args:
+        connection: reads them.
+        asked: all rows of the list.
+        key: a unique column, which the list goes by.
+        limit: of the page.
+        after: the key of the last row before the page; None = it is the first page.
+        is_descending: whether the list goes from the last to the first.
+
+    Raises:
+        NotFound: *after* is not in the list.
+    """
+    if after is not None:
+        if connection.execute(asked.where(key == after)).first() is None:
+            raise _not_in_list(after, "after")
+        asked = asked.where(key < after if is_descending else key > after)
+    ordered = asked.order_by(key.desc() if is_descending else key).limit(limit + 1)
+    return list(connection.execute(ordered).mappings())
+
+
+def page_of(items: list[Json], limit: int) -> Json:
+    """Return a page of items that may be one more than are shown, as `rows_from` gives them."""
+    return {"object": "list", **_ends(items[:limit]), "has_more": len(items) > limit}
 
 
 def page(items: list[Json], limit: int, after: str | None) -> Json:
@@ -38,7 +77,11 @@ def _place(items: list[Json], item_id: str, param: str) -> int:
     for idx, item in enumerate(items):
         if item["id"] == item_id:
             return idx
-    raise NotFound(f"Nothing in the list has the id {item_id[:100]!r}.", param=param)
+    raise _not_in_list(item_id, param)
+
+
+def _not_in_list(item_id: str, param: str) -> NotFound:
+    return NotFound(f"Nothing in the list has the id {item_id[:100]!r}.", param=param)
 
 
 def _ends(shown: list[Json]) -> Json:

@@ -18,7 +18,6 @@ from headrace_gateway.auth import KeyAuth
 from headrace_gateway.batch_api.stored_files import CHUNK_BYTES, MAX_TTL_S, MIN_TTL_S, StoredFiles
 from headrace_gateway.error_body import BodyTimeout, BodyTooLarge
 from headrace_gateway.http_exchange import Receive
-from headrace_gateway.pages import page
 from headrace_gateway.state.owner_of import owner_of
 
 _FIELDS = ("purpose", "file", "expires_after[anchor]", "expires_after[seconds]")
@@ -82,8 +81,8 @@ def files_router(auth: KeyAuth, stored: StoredFiles) -> APIRouter:
         after: str | None = None,
     ) -> Json:
         """List the project's files."""
-        found = await stored.find_all(await owner_of(auth, request), purpose)
-        return page(found if order == "asc" else found[::-1], limit, after)
+        owner = await owner_of(auth, request)
+        return await stored.find_page(owner, purpose, limit, after, is_newest_first=order == "desc")
 
     @router.get("/{file_id}")
     async def retrieve(file_id: str, request: Request) -> Json:

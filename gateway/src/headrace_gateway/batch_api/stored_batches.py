@@ -25,7 +25,7 @@ from headrace_common.errors import NotFound
 from headrace_common.ids import new_request_id
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.batch_api.input_lines import InputLine
-from headrace_gateway.pages import page
+from headrace_gateway.pages import page_of, rows_from
 from headrace_gateway.state.schema import batch_lines, batches
 from headrace_gateway.state.store import Owner, StateStore
 
@@ -116,15 +116,16 @@ class StoredBatches:
         return found
 
     async def find_page(self, owner: Owner, limit: int, after: str | None) -> Json:
-        """Return one page of a project's batches, newest first; lines of no others are counted."""
-        newest = batches.c.batch_id.desc()
-        ids = select(batches.c.batch_id).where(*_owned(owner)).order_by(newest)
+        """Return one page of a project's batches, newest first; lines of no others are counted.
+
+        Raises:
+            NotFound: *after* is not in the list.
+        """
+        asked, key = select(batches).where(*_owned(owner)), batches.c.batch_id
 
         def work(connection: Connection) -> Json:
-            shown = page([{"id": it} for it in connection.scalars(ids)], limit, after)
-            chosen = batches.c.batch_id.in_([it["id"] for it in shown["data"]])
-            rows = connection.execute(select(batches).where(chosen).order_by(newest)).mappings()
-            return {**shown, "data": [_public(connection, row) for row in rows]}
+            rows = rows_from(connection, asked, key, limit, after, is_descending=True)
+            return page_of([_public(connection, row) for row in rows], limit)
 
         return await self._state.read(work, owner.tenant_id)
 

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, RowMapping, Select, delete, func, insert, sel
 from headrace_common.errors import InvalidRequest, NotFound
 from headrace_common.ids import ulid
 from headrace_gateway.answer_extras import Json
+from headrace_gateway.pages import page_of, rows_from
 from headrace_gateway.state.schema import file_chunks, files
 from headrace_gateway.state.store import Owner, StateStore
 
@@ -134,8 +135,20 @@ class StoredFiles:
             raise NotFound(f"File {file_id[:100]!r} not found.", param=param)
         return file_json(row)
 
-    async def find_all(self, owner: Owner, purpose: str | None) -> list[Json]:
-        """Return all files of a project, oldest first."""
+    async def find_page(
+        self,
+        owner: Owner,
+        purpose: str | None,
+        limit: int,
+        after: str | None,
+        *,
+        is_newest_first: bool,
+    ) -> Json:
+        """Return one page of a project's files.
+
+        Raises:
+            NotFound: *after* is not in the list.
+        """
         asked = select(files).where(
             files.c.tenant_id == owner.tenant_id,
             files.c.project_id == owner.project_id,
@@ -143,11 +156,13 @@ class StoredFiles:
         )
         if purpose is not None:
             asked = asked.where(files.c.purpose == purpose)
-        rows = await self._state.read(
-            lambda it: it.execute(asked.order_by(files.c.file_id)).mappings().all(),
-            owner.tenant_id,
-        )
-        return [file_json(row) for row in rows]
+        key = files.c.file_id
+
+        def work(connection: Connection) -> Json:
+            rows = rows_from(connection, asked, key, limit, after, is_descending=is_newest_first)
+            return page_of([file_json(row) for row in rows], limit)
+
+        return await self._state.read(work, owner.tenant_id)
 
     async def delete(self, owner: Owner, file_id: str) -> None:
         """Delete a file.

@@ -16,6 +16,7 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 from headrace_common.errors import HeadraceError, Internal, QueueFull
 from headrace_common.lifecycle import cancel_and_wait
@@ -76,7 +77,8 @@ class BackgroundResponses:
         self._running[response["id"]] = (task, log)
         task.add_done_callback(lambda _: self._running.pop(response["id"], None))
         task.add_done_callback(lambda _: self._end(tenant_id))
-        await asyncio.wait({task, queued}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {task, queued}  # Any: their results are of two types
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not queued.done():
             # Why it was refused.
             await task
