@@ -57,7 +57,6 @@ class Worker:
     def __init__(self) -> None:
         self.started = self.finished = self.aborted = 0
         self._running: dict[tuple[int, int], _Generation] = {}
-        self._next_step_s = 0.0
 
     def generate(self, stream: Stream, call_id: int, payload: bytes) -> None:
         """Begin to answer."""

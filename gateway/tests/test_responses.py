@@ -29,7 +29,6 @@ from headrace_testing.gateway_fleet import GatewayFleet
 from headrace_testing.waiting import eventually
 
 T = TypeVar("T")
-IMAGE = [{"type": "input_image"}]
 
 
 def seen(fleet: GatewayFleet) -> str:
