@@ -19,6 +19,7 @@ _BEYOND = re.compile(
 _KINDS = {"int": "integer", "float": "decimal", "str": "string", "array": "array"}
 # Free-form values (tool definitions, metadata) may not nest deeper.
 MAX_DEPTH = 64
+_MIN_INT, _MAX_INT = -(2**63), 2**64 - 1
 
 T = TypeVar("T")
 
@@ -65,14 +66,16 @@ def convert(value: object, kind: Any, path: str) -> Any:  # Any: a type, and a v
         raise _explain(str(error), path) from None
 
 
-def check_depth(value: object, param: str) -> None:
-    """Refuse a free-form value that nests too deeply.
+def check_free_form(value: object, param: str) -> None:
+    """Refuse a free-form value that nests too deeply, or holds a number that nothing can pass on.
 
     Raises:
-        InvalidRequest: deeper than 64 levels.
+        InvalidRequest: deeper than 64 levels, or an integer of more than 64 bits.
     """
     level = [value]
     for _ in range(MAX_DEPTH):
+        if any(isinstance(item, int) and not _MIN_INT <= item <= _MAX_INT for item in level):
+            raise InvalidRequest(f"{param} holds an integer of more than 64 bits.", param=param)
         level = [
             inner
             for item in level

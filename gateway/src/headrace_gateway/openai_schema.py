@@ -31,7 +31,7 @@ from headrace_gateway.api_request import (
 )
 from headrace_gateway.custom_tools import as_arguments
 from headrace_gateway.guard_parts import TRUST_BY_ROLE
-from headrace_gateway.json_body import check_depth, decode
+from headrace_gateway.json_body import check_free_form, decode
 from headrace_gateway.openai_bodies import (
     CHAT_DECODER,
     COMPLETION_DECODER,
@@ -249,7 +249,7 @@ def _template_args(chat: ChatBody) -> dict[str, Any]:
         return {}
     given = dict(chat.chat_template_kwargs or {})
     if given:
-        check_depth(given, "chat_template_kwargs")
+        check_free_form(given, "chat_template_kwargs")
     if chat.reasoning_effort is not None:
         given["reasoning_effort"] = chat.reasoning_effort
     return given
@@ -398,7 +398,7 @@ def _parsed_arguments(text: str) -> object:
         return text
     if not isinstance(parsed, dict):
         return text
-    check_depth(parsed, "messages")
+    check_free_form(parsed, "messages")
     return parsed
 
 
@@ -406,7 +406,7 @@ def _guard_refused(request: ApiRequest, chat: ChatBody) -> None:
     for field in ("functions", "prediction"):
         value = getattr(chat, field)
         if value:
-            check_depth(value, field)
+            check_free_form(value, field)
             guard_json(request, value, field)
 
 

@@ -8,7 +8,7 @@ from headrace_common.errors import InvalidRequest
 from headrace_contracts.guard.v1 import guard_pb2
 from headrace_contracts.worker.v1.worker_pb2 import OutputConstraint, TextChoice
 from headrace_gateway.api_request import ApiRequest
-from headrace_gateway.json_body import check_depth
+from headrace_gateway.json_body import check_free_form
 from headrace_gateway.openai_bodies import (
     CommonBody,
     JsonObjectFormat,
@@ -90,7 +90,7 @@ def _from_structured(request: ApiRequest, given: StructuredOutputsBody) -> Outpu
 def _schema(request: ApiRequest, schema: object, path: str) -> OutputConstraint:
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{path} must be a JSON schema object.", param=path)
-    check_depth(schema, path)
+    check_free_form(schema, path)
     text = orjson.dumps(schema).decode()
     _check_size(text, path)
     guard_json(request, schema, path)

@@ -8,7 +8,7 @@ from headrace_common.errors import InvalidRequest
 from headrace_contracts.guard.v1 import guard_pb2
 from headrace_gateway.api_request import ApiRequest, CustomInput, Message, ToolMode, ToolUse
 from headrace_gateway.custom_tools import as_function, input_of
-from headrace_gateway.json_body import check_depth
+from headrace_gateway.json_body import check_free_form
 from headrace_gateway.openai_bodies import (
     AllowedToolsChoice,
     ChatBody,
@@ -73,7 +73,7 @@ def _function(tool: FunctionToolBody | CustomToolBody, path: str) -> Message:
     if isinstance(tool, CustomToolBody):
         return {"type": "function", "function": as_function(tool.custom)}
     given = tool.function
-    check_depth(given.parameters, f"{path}.function.parameters")
+    check_free_form(given.parameters, f"{path}.function.parameters")
     function: Message = {"name": given.name}
     if given.description is not None:
         function["description"] = given.description

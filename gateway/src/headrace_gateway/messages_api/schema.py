@@ -20,7 +20,7 @@ import orjson
 
 from headrace_common.errors import InvalidRequest
 from headrace_gateway.api_request import ApiRequest, Endpoint
-from headrace_gateway.json_body import check_depth, convert, decode
+from headrace_gateway.json_body import check_free_form, convert, decode
 from headrace_gateway.messages_api.bodies import (
     COUNT_DECODER,
     MESSAGES_DECODER,
@@ -177,7 +177,7 @@ def _wrong_block(block: object, path: str) -> InvalidRequest:
 
 
 def _call(block: ToolUseBlock, path: str) -> ToolCallBody:
-    check_depth(block.input, f"{path}.input")
+    check_free_form(block.input, f"{path}.input")
     arguments = orjson.dumps(block.input).decode()
     return ToolCallBody(id=block.id, function=FunctionBody(name=block.name, arguments=arguments))
 

@@ -178,11 +178,11 @@ def _echo(tool: FunctionTool | CustomTool) -> Json:
     }
 
 
-def _kind(tool: Any) -> object:  # Any: JSON of the client
-    return tool.get("type") if isinstance(tool, dict) else None
+def _kind(tool: Any) -> str:  # Any: JSON of the client
+    return str(tool.get("type") if isinstance(tool, dict) else None)
 
 
-def _not_offered(kind: object, path: str) -> InvalidRequest:
+def _not_offered(kind: str, path: str) -> InvalidRequest:
     return InvalidRequest(
-        f"Only functions are offered as tools, not {str(kind)[:60]!r}.", param=f"{path}.type"
+        f"Only functions are offered as tools, not {kind[:60]!r}.", param=f"{path}.type"
     )
