@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import openai
 import pytest
+from pydantic import TypeAdapter
 from sqlalchemy import Connection, select
 
 from headrace_common.clock import SystemClock
@@ -264,6 +265,24 @@ async def test_an_item_without_an_id_gets_one(fleet: GatewayFleet) -> None:
         items = [it async for it in client.responses.input_items.list(made.id, limit=1)]
     assert [it.content[0].text for it in items] == ["c", "b", "a"]
     assert len({it.id for it in items}) == 3
+
+
+async def test_items_given_are_listed_as_the_sdk_types_them(fleet: GatewayFleet) -> None:
+    """Read strictly: with the status that clients leave out."""
+    call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+    custom = {"type": "custom_tool_call", "call_id": "b", "name": "c", "input": "x"}
+    outputs = [
+        {"type": f"{kind}_output", "call_id": call_id, "output": "x"}
+        for kind, call_id in (("function_call", "a"), ("custom_tool_call", "b"))
+    ]
+    said = {"role": "assistant", "content": "Well."}
+    given: Any = [{"role": "user", "content": "hi"}, said, call, custom, *outputs]
+    async with fleet.openai() as client:
+        made = await client.responses.create(model=MODEL, input=given)
+        listed = await client.responses.input_items.with_raw_response.list(made.id)
+        await client.responses.create(model=MODEL, input="on", previous_response_id=made.id)
+    kind = TypeAdapter(openai.types.responses.ResponseItemList)
+    assert len(kind.validate_json(listed.text, strict=True).data) == 6
 
 
 async def test_a_response_has_a_class_of_service(fleet: GatewayFleet) -> None:

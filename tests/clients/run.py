@@ -34,6 +34,7 @@ class Client:
 CLIENTS = (
     Client("openai-2", ("openai>=2,<3",), "openai_sdk.py"),
     Client("openai-3", ("openai>=3,<4",), "openai_sdk.py"),
+    Client("strict types", ("openai>=3,<4", "anthropic", "httpx"), "strict_answers.py"),
     Client("anthropic", ("anthropic>=0.60",), "anthropic_sdk.py"),
     Client("langchain-openai", ("langchain-openai>=1",), "langchain_client.py"),
     Client("llama-index", ("llama-index-llms-openai-like",), "llama_index_client.py"),

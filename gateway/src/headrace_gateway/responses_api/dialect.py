@@ -108,6 +108,7 @@ class _Work:
         self.items = [
             {
                 "id": f"{_PREFIXES.get(item['type'], 'item_')}{serial}i{idx}",
+                "status": "completed",
                 **{name: value for name, value in _in_parts(item).items() if value is not None},
             }
             for idx, item in enumerate(asked.items)
