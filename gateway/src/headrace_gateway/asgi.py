@@ -19,7 +19,7 @@ from headrace_common.errors import ClientGone, HeadraceError, Internal, Unavaila
 from headrace_common.ids import RequestId, new_request_id
 from headrace_common.telemetry import span
 from headrace_gateway import error_body
-from headrace_gateway.auth import KeyAuth, check_scope
+from headrace_gateway.auth import KeyAuth, check_scope, key_digest
 from headrace_gateway.client_ids import client_request_id
 from headrace_gateway.http_exchange import AsgiApp, HttpExchange, Receive, Scope, Send
 from headrace_gateway.idempotency import IDEMPOTENCY_KEY, Idempotency
@@ -135,16 +135,17 @@ class ApiRoute(ABC):
                 f"{method[:20]} is not allowed here; use POST.", ("POST",)
             )
         context = self._context
-        principal = await context.auth.authenticate(exchange.request_headers)
+        headers = exchange.request_headers
+        principal = await context.auth.resolve(key_digest(headers))
         if context.is_stopping():
             raise Unavailable("The server is stopping.", retry_after_s=1.0)
         try:
             check_scope(principal, "inference")
             check_query(exchange.query, self._form.query_params)
-            exchange.client_id = client_request_id(exchange.request_headers)
+            exchange.client_id = client_request_id(headers)
             body = await exchange.read_body(context.limits.max_body_bytes)
             caller = Caller(request_id, principal, exchange)
-            if any(name == IDEMPOTENCY_KEY and value for name, value in exchange.request_headers):
+            if headers.get(IDEMPOTENCY_KEY):
                 return await context.idempotency.run(caller, exchange, body, self._work)
             return await self._work(caller, exchange, body)
         except HeadraceError as error:

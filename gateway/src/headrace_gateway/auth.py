@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +27,7 @@ from headrace_common.errors import (
 from headrace_contracts.billing.v1 import billing_pb2
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.principal import Principal
+from headrace_gateway.request_headers import SEVERAL, headers_by_name
 
 _FRESH_S = 60.0
 _STALE_S = 300.0
@@ -99,7 +100,7 @@ class KeyAuth:
             UnknownKey: no key, a malformed, unknown, revoked or expired one.
             Unavailable: billing does not answer and nothing usable is cached.
         """
-        return await self.resolve(key_digest(headers))
+        return await self.resolve(key_digest(headers_by_name(headers)))
 
     async def resolve(self, digest: bytes) -> Principal:
         """Return whose key has this SHA-256; raises as `authenticate` does."""
@@ -212,7 +213,7 @@ class KeyAuth:
             self._entries.popitem(last=False)
 
 
-def key_digest(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+def key_digest(headers: Mapping[bytes, bytes]) -> bytes:
     """Return the SHA-256 of the key in a request's headers.
 
     Raises:
@@ -241,17 +242,13 @@ def check_scope(principal: Principal, scope: str) -> None:
         raise ScopeMissing(f"This API key lacks the scope {scope!r}.")
 
 
-def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    given: dict[bytes, bytes] = {}
-    for name, value in headers:
-        if name in (b"authorization", b"x-api-key"):
-            if name in given:
-                # A proxy in front may have checked the other one.
-                raise UnknownKey("More than one API key. Send one header, once.")
-            given[name] = value
-    found = given.get(b"x-api-key", b"")
-    if b"authorization" in given:
-        scheme, _, found = given[b"authorization"].partition(b" ")
+def _bearer(headers: Mapping[bytes, bytes]) -> bytes:
+    found, given = headers.get(b"x-api-key", b""), headers.get(b"authorization")
+    if SEVERAL in (found, given):
+        # A proxy in front may have checked the other one.
+        raise UnknownKey("More than one API key. Send one header, once.")
+    if given is not None:
+        scheme, _, found = given.partition(b" ")
         if scheme.lower() != b"bearer":
             found = b""
     key = found.strip()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from headrace_gateway.error_body import Headers
 
@@ -11,11 +11,11 @@ class CapturedExchange:
     """Keeps one answer. An answer is bounded by its request's output tokens, so this is too.
 
     Args:
-        request_headers: those of the request that it stands for, names in lower case.
+        request_headers: those of the request that it stands for; None = there are none.
     """
 
-    def __init__(self, request_headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        self.request_headers = list(request_headers)
+    def __init__(self, request_headers: Mapping[bytes, bytes] | None = None) -> None:
+        self.request_headers = request_headers or {}
         self.headers: Headers = []
         self.has_begun = False
         self.is_over = False
@@ -29,10 +29,6 @@ class CapturedExchange:
     def body(self) -> bytes:
         """What was sent so far."""
         return b"".join(self._pieces)
-
-    def header(self, name: bytes) -> bytes:
-        """Return a request header; empty if absent."""
-        return next((value for key, value in self.request_headers if key == name), b"")
 
     async def send_json(self, status: int, body: bytes, extra: Headers | None = None) -> None:
         """Keep a whole answer."""

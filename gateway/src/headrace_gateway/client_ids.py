@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from headrace_common.errors import InvalidRequest
-from headrace_gateway.error_body import Headers
 
 # OpenAI's, which a client sets itself; and what clients and proxies usually send.
 _OWN, _USUAL = b"x-client-request-id", b"x-request-id"
-_NAMES = (_OWN, _USUAL)
 _MAX_CHARS = 512
 
 
-def client_request_id(headers: Headers) -> str:
+def client_request_id(headers: Mapping[bytes, bytes]) -> str:
     """Return the client's own id of a request, in printable ASCII; empty if it has none.
 
     A proxy's id that is no such text is passed over: the client cannot help it.
@@ -19,14 +19,12 @@ def client_request_id(headers: Headers) -> str:
     Raises:
         InvalidRequest: the client set one that is no such text, as OpenAI refuses it.
     """
-    given = [field for field in headers if field[0] in _NAMES]
-    if not given:
-        return ""
-    name, value = next((field for field in given if field[0] == _OWN), given[0])
+    own = headers.get(_OWN)
+    value = headers.get(_USUAL, b"") if own is None else own
     text = value.decode("latin-1")
     if len(text) <= _MAX_CHARS and text.isascii() and text.isprintable():
         return text
-    if name == _OWN:
+    if own is not None:
         raise InvalidRequest(
             f"X-Client-Request-Id may have up to {_MAX_CHARS} printable ASCII characters.",
             param="X-Client-Request-Id",

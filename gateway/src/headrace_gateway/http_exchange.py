@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Protocol
 
 from headrace_common.errors import ClientGone
@@ -52,6 +52,9 @@ class Connection(Protocol):
 class Reply(Protocol):
     """One request at our server: what ASGI's messages would carry, without the messages."""
 
+    # See `request_headers.headers_by_name`.
+    request_headers: Mapping[bytes, bytes]
+
     def whole_body(self) -> bytes | None:
         """Return the request's body if all of it is here, once."""
         ...
@@ -84,8 +87,8 @@ class HttpExchange:
         ours: tuple[Connection, Reply] = scope.pop(CONNECTION_EXTENSION)
         self._connection, self._reply = ours
         self._extra: Headers = scope.get(EXTRA_HEADERS) or []
-        # The request's headers, names in lower case.
-        self.request_headers: list[tuple[bytes, bytes]] = scope["headers"]
+        # See `request_headers.headers_by_name`.
+        self.request_headers = self._reply.request_headers
         self._on_gone: Callable[[], None] = _nothing
         # Sent with the status line, whatever the answer.
         self.headers: Headers = []
@@ -108,13 +111,6 @@ class HttpExchange:
         query: bytes = self._scope["query_string"]
         return query
 
-    def header(self, name: bytes) -> bytes:
-        """Return a request header; empty if absent."""
-        for key, value in self.request_headers:
-            if key == name:
-                return value
-        return b""
-
     async def read_body(self, max_bytes: int) -> bytes:
         """Read the whole body.
 
@@ -124,14 +120,14 @@ class HttpExchange:
             UnsupportedEncoding: it is compressed.
             ClientGone: the client left.
         """
-        if self.header(b"content-encoding") not in (b"", b"identity"):
+        if self.request_headers.get(b"content-encoding", b"identity") not in (b"", b"identity"):
             raise UnsupportedEncoding("Compressed request bodies are not supported.")
         # With short requests it came in one read with the head.
         if (body := self._reply.whole_body()) is not None:
             if len(body) > max_bytes:
                 raise _too_large(max_bytes)
             return body
-        declared = self.header(b"content-length")
+        declared = self.request_headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > max_bytes:
             raise _too_large(max_bytes)
         try:

@@ -7,7 +7,7 @@ import contextlib
 import math
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import httptools
 import orjson
@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from headrace_common.settings import split_address
 from headrace_gateway.error_body import Headers
 from headrace_gateway.http_exchange import CONNECTION_EXTENSION, AsgiApp
+from headrace_gateway.request_headers import headers_by_name
 
 # Above the usual 60 s of load balancers, so that they close idle connections and not we.
 _KEEP_ALIVE_S = 75
@@ -68,8 +69,8 @@ class _Reply:
     A whole answer is one write; names and values of headers are looked through once, together.
     """
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
+    def __init__(self, cycle: RequestResponseCycle, request_headers: Mapping[bytes, bytes]) -> None:
+        self._cycle, self.request_headers = cycle, request_headers
 
     def whole_body(self) -> bytes | None:
         cycle = self._cycle
@@ -199,10 +200,7 @@ class _Protocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         # Fields behind the body are none of the head's, and could be any number.
         if self._is_in_head and not self._skips_head:
-            name = name.lower()
-            if name == b"expect" and value.lower() == b"100-continue":
-                self.expect_100_continue = True
-            self.headers.append((name, value))
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         if self._skips_head:
@@ -210,10 +208,15 @@ class _Protocol(HttpToolsProtocol):
             return
         self._is_in_head = False
         self._head_due_s = math.inf
-        self._check_host()
-        self._check_coding()
+        headers = headers_by_name(self.headers)
+        self._check_host(headers.get(b"host"))
+        # A body of another coding would be read without being decoded (RFC 9112, 6.1).
+        if headers.get(b"transfer-encoding", b"chunked").strip().lower() != b"chunked":
+            self._complaint = _NO_CODING
+            raise ValueError("a transfer coding that is not known")
+        self.expect_100_continue = headers.get(b"expect", b"").lower() == b"100-continue"
         super().on_headers_complete()
-        self.scope[CONNECTION_EXTENSION] = self, _Reply(self.cycle)  # type: ignore[literal-required]
+        self.scope[CONNECTION_EXTENSION] = self, _Reply(self.cycle, headers)  # type: ignore[literal-required]
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
@@ -234,20 +237,12 @@ class _Protocol(HttpToolsProtocol):
         if self.cycle.response_complete:
             self._expect_head()
 
-    def _check_host(self) -> None:
+    def _check_host(self, host: bytes | None) -> None:
         """Raise, which ends the connection, at what RFC 9112 (3.2) says is answered with 400."""
-        hosts = [value for name, value in self.headers if name == b"host"]
-        is_old = not hosts and self.parser.get_http_version() == "1.0"
-        if not is_old and (len(hosts) != 1 or _HOST.fullmatch(hosts[0]) is None):
+        is_old = host is None and self.parser.get_http_version() == "1.0"
+        if not is_old and (host is None or _HOST.fullmatch(host) is None):
             self._complaint = _NO_HOST
             raise ValueError("no host, or several, or one that is none")
-
-    def _check_coding(self) -> None:
-        """Raise at a body that would be read without being decoded (RFC 9112, 6.1)."""
-        codings = [value for name, value in self.headers if name == b"transfer-encoding"]
-        if codings and [value.strip().lower() for value in codings] != [b"chunked"]:
-            self._complaint = _NO_CODING
-            raise ValueError("a transfer coding that is not known")
 
     def _pass_over_upgrade(self, rest: bytes) -> None:
         lengths = [

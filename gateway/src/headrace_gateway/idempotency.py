@@ -21,6 +21,7 @@ from headrace_common.lifecycle import cancel_and_wait
 from headrace_gateway.captured_exchange import CapturedExchange
 from headrace_gateway.error_body import IdempotencyConflict, RequestInProgress
 from headrace_gateway.http_exchange import HttpExchange
+from headrace_gateway.request_headers import SEVERAL
 from headrace_gateway.state.idempotency_records import (
     LEASE_S,
     Claim,
@@ -204,14 +205,13 @@ class _TeeExchange(CapturedExchange):
 
 
 def _record_id(caller: Caller, exchange: HttpExchange) -> bytes:
-    keys = [value for name, value in exchange.request_headers if name == IDEMPOTENCY_KEY]
+    key = exchange.request_headers.get(IDEMPOTENCY_KEY, b"")
     # Of several, a proxy in between may go by another one.
-    if len(keys) != 1 or not 0 < len(keys[0]) <= _MAX_KEY_BYTES:
+    if key == SEVERAL or not 0 < len(key) <= _MAX_KEY_BYTES:
         raise InvalidRequest(
             f"One Idempotency-Key of 1 to {_MAX_KEY_BYTES} characters may be sent.",
             param="Idempotency-Key",
         )
-    key = keys[0]
     principal = caller.principal
     parts = (principal.tenant_id.encode(), principal.key_id.encode(), exchange.path.encode(), key)
     return hashlib.sha256(b"\x00".join(parts)).digest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -33,12 +33,8 @@ class Exchange(Protocol):
     client_id: str
 
     @property
-    def request_headers(self) -> list[tuple[bytes, bytes]]:
-        """The request's headers, names in lower case."""
-        ...
-
-    def header(self, name: bytes) -> bytes:
-        """Return a request header; empty if absent."""
+    def request_headers(self) -> Mapping[bytes, bytes]:
+        """The request's headers: see `request_headers.headers_by_name`."""
         ...
 
     async def send_json(self, status: int, body: bytes, extra: Headers | None = None) -> None:

@@ -87,7 +87,7 @@ def check_version(exchange: Exchange) -> None:
     Raises:
         InvalidRequest: another one is asked for.
     """
-    if exchange.header(b"anthropic-version") not in _VERSIONS:
+    if exchange.request_headers.get(b"anthropic-version", b"") not in _VERSIONS:
         raise InvalidRequest(
             "anthropic-version: 2023-06-01 and 2026-10-21 are spoken here.",
             param="anthropic-version",
