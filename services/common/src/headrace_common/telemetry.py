@@ -37,8 +37,8 @@ _TRACER = trace.get_tracer("headrace")
 # Flags at the end of a trace context: not sampled, with or without a random id.
 _UNSAMPLED = ("-00", "-02")
 _TRACEPARENT = re.compile("00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-# The W3C context of a trace that is not recorded; empty = none, or one that is.
-_UNRECORDED: ContextVar[str] = ContextVar("unrecorded", default="")
+# The W3C context of a trace that is not recorded; empty = one that may be; None = there is none.
+_TRACE: ContextVar[str | None] = ContextVar("trace", default=None)
 _NO_SPAN = nullcontext(INVALID_SPAN)
 
 Attributes = Mapping[str, str | int | float | bool]
@@ -172,12 +172,11 @@ def span(
     """
     if traceparent is None or not _TRACEPARENT.fullmatch(traceparent):
         traceparent = None
-        if _UNRECORDED.get():
+        current = _TRACE.get()
+        if current:
             return _NO_SPAN
-        if not trace.get_current_span().get_span_context().is_valid:
-            unsampled = _unsampled_root()
-            if unsampled:
-                return _Unrecorded(unsampled)
+        if current is None and (unsampled := _unsampled_root()):
+            return _Unrecorded(unsampled)
     elif traceparent.endswith(_UNSAMPLED):
         return _Unrecorded(traceparent)
     return _recorded(name, traceparent, kind, attributes)
@@ -214,16 +213,16 @@ class _Unrecorded(AbstractContextManager[Span]):
         self._traceparent = traceparent
 
     def __enter__(self) -> Span:
-        self._token = _UNRECORDED.set(self._traceparent)
+        self._token = _TRACE.set(self._traceparent)
         return INVALID_SPAN
 
     def __exit__(self, *exc_info: object) -> None:
         _leave(self._token)
 
 
-def _leave(token: Token[str]) -> None:
+def _leave(token: Token[str | None]) -> None:
     try:
-        _UNRECORDED.reset(token)
+        _TRACE.reset(token)
     except ValueError:
         # A generator that was closed from another task: that one's context is not ours to change.
         return
@@ -234,7 +233,7 @@ def _recorded(
     name: str, traceparent: str | None, kind: SpanKind, attributes: Attributes | None
 ) -> Iterator[Span]:
     parent = propagate.extract({"traceparent": traceparent}) if traceparent else None
-    token = _UNRECORDED.set("")
+    token = _TRACE.set("")
     try:
         with _TRACER.start_as_current_span(
             name, context=parent, kind=kind, attributes=attributes
@@ -246,7 +245,7 @@ def _recorded(
 
 def is_recorded() -> bool:
     """Whether spans made now might be recorded: asked where even an empty block is too much."""
-    return not _UNRECORDED.get()
+    return not _TRACE.get()
 
 
 def start_span(name: str, traceparent: str, *, kind: SpanKind = SpanKind.SERVER) -> Span:
@@ -257,7 +256,7 @@ def start_span(name: str, traceparent: str, *, kind: SpanKind = SpanKind.SERVER)
 
 def current_traceparent() -> str:
     """Return the W3C trace context of the current span; empty if there is none."""
-    if unrecorded := _UNRECORDED.get():
+    if unrecorded := _TRACE.get():
         return unrecorded
     place = trace.get_current_span().get_span_context()
     if not place.is_valid:
@@ -267,6 +266,6 @@ def current_traceparent() -> str:
 
 def sampled_traceparent() -> str:
     """Return the W3C trace context if the current span is recorded, else nothing: it costs less."""
-    if _UNRECORDED.get() or not trace.get_current_span().get_span_context().trace_flags.sampled:
+    if _TRACE.get() or not trace.get_current_span().get_span_context().trace_flags.sampled:
         return ""
     return current_traceparent()
