@@ -26,6 +26,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headrace_common.errors import InvalidRequest
@@ -108,11 +109,11 @@ class ChatTemplate:
                 "This model has no chat template; use /v1/completions.", param="model"
             )
         try:
-            context = self._template.new_context(
-                {**self._names, **(args or {}), "messages": messages, "tools": list(tools) or None},
-                shared=True,
-            )
-            return "".join(self._template.root_render_func(context))
+            template, names = self._template, {**self._names, **(args or {})}
+            names["messages"], names["tools"] = messages, list(tools) or None
+            # Not by its `new_context`, which looks through globals that are in the names already.
+            context = Context(template.environment, names, template.name, template.blocks)
+            return "".join(template.root_render_func(context))
         except jinja2.TemplateError as error:
             text = str(error)[:200]
             raise InvalidRequest(
