@@ -103,9 +103,10 @@ class _Choice:
     echoes: Job | None = None
 
     def note(self, delta: pb.ChoiceDelta) -> None:
-        for logprob in delta.logprobs:
-            self.made_bytes += len(logprob.token)
-            self.logprobs.append((self.made_bytes, logprob))
+        if self.has_logprobs:
+            for logprob in delta.logprobs:
+                self.made_bytes += len(logprob.token)
+                self.logprobs.append((self.made_bytes, logprob))
         if delta.finish_reason:
             self.finish_reason = _REASONS.get(delta.finish_reason, "stop")
             self.stop_matched = delta.stop_matched

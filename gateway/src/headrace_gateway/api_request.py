@@ -36,7 +36,7 @@ class Endpoint(StrEnum):
     @property
     def is_conversation(self) -> bool:
         """Whether it takes messages; else prompts."""
-        return self in (Endpoint.CHAT, Endpoint.MESSAGES, Endpoint.RESPONSES)
+        return self in _CONVERSATIONS
 
     @property
     def prompt_field(self) -> str:
@@ -49,6 +49,8 @@ class Endpoint(StrEnum):
         return "max_output_tokens" if self is Endpoint.RESPONSES else "max_tokens"
 
 
+# An enum's members are dear to look up by their class.
+_CONVERSATIONS = (Endpoint.CHAT, Endpoint.MESSAGES, Endpoint.RESPONSES)
 _PROMPT_FIELDS = {
     Endpoint.CHAT: "messages",
     Endpoint.MESSAGES: "messages",

@@ -101,11 +101,11 @@ class Job:
     # Of an engine that tells no ids: whether any output came, and whether its counts are a guess.
     has_text: bool = False
     is_estimate: bool = False
+    # Whether its engine tells no ids.
+    is_text: bool = field(init=False)
 
-    @property
-    def is_text(self) -> bool:
-        """Whether its engine tells no ids."""
-        return self.generate.HasField("text")
+    def __post_init__(self) -> None:
+        self.is_text = self.generate.HasField("text")
 
     def read_usage(self) -> TokenUsage:
         """Return the counts so far; the newest event's are read now."""

@@ -52,9 +52,9 @@ class TierGoals:
     standard: Goal = Goal()
     flex: Goal = Goal()
 
-    def of(self, request: ApiRequest, principal: Principal) -> Goal:
-        """Return the goal of a request."""
-        if priority_of(request, principal) == PRIORITY_BATCH:
+    def of(self, request: ApiRequest, priority: Priority.ValueType) -> Goal:
+        """Return the goal of a request of this class."""
+        if priority == PRIORITY_BATCH:
             return self.flex
         if request.service_tier is ServiceTier.PRIORITY:
             return self.priority
@@ -188,7 +188,8 @@ def make_jobs(
 ) -> list[Job]:
     """Turn encoded prompts into jobs; several prompts get an id each, made from the request's."""
     seed = getrandbits(63) if request.seed is None else request.seed
-    goal, priority = goals.of(request, principal), priority_of(request, principal)
+    priority = priority_of(request, principal)
+    goal = goals.of(request, priority)
     jobs = []
     for idx, prompt in enumerate(prompts):
         told_id = request_id if len(prompts) == 1 else job_id(request_id, idx)
@@ -204,7 +205,7 @@ def make_jobs(
             session_id=request.session_id,
             ttft_slo_ms=goal.ttft_ms,
         )
-        generate = _generate(told_id, request, model, principal, prompt, seed)
+        generate = _generate(told_id, request, model, principal, prompt, seed, priority)
         if model.card.takes_text:
             text = text_prompt(request, idx, len(prompt.token_ids))
             model.card.sampling_defaults.fill(text.named_sampling, request.named_sampling)
@@ -242,6 +243,7 @@ def _generate(
     principal: Principal,
     prompt: EncodedPrompt,
     seed: int,
+    priority: Priority.ValueType,
 ) -> GenerateRequest:
     limits = request.limits
     stopping = Stopping(max_tokens=prompt.max_tokens)
@@ -259,7 +261,7 @@ def _generate(
         cache_salt=principal.cache_salt,
         sampling=request.sampling,
         stopping=stopping,
-        priority=priority_of(request, principal),
+        priority=priority,
         n=request.n,
         seed=seed,
         logprobs=request.logprobs,

@@ -19,19 +19,20 @@ def check_ids(request: ApiRequest, card: ServedCard) -> None:
     if card.takes_text:
         # Ids are the engine's own affair.
         return
-    given: list[tuple[str, Collection[int]]] = [
-        ("logit_bias", request.sampling.logit_bias),
-        ("stop_token_ids", request.limits.stop_token_ids),
-    ]
-    field = request.endpoint.prompt_field
-    given += [(field, prompt) for prompt in request.prompts if not isinstance(prompt, str)]
-    for param, ids in given:
-        if ids and max(ids) >= card.vocab_size:
-            raise InvalidRequest(
-                f"{param} names a token id that this model does not have; "
-                f"its ids end before {card.vocab_size}.",
-                param=param,
-            )
+    _check_known("logit_bias", request.sampling.logit_bias, card)
+    _check_known("stop_token_ids", request.limits.stop_token_ids, card)
+    for prompt in request.prompts:
+        if not isinstance(prompt, str):
+            _check_known(request.endpoint.prompt_field, prompt, card)
+
+
+def _check_known(param: str, ids: Collection[int], card: ServedCard) -> None:
+    if ids and max(ids) >= card.vocab_size:
+        raise InvalidRequest(
+            f"{param} names a token id that this model does not have; "
+            f"its ids end before {card.vocab_size}.",
+            param=param,
+        )
 
 
 def output_bound(
@@ -43,16 +44,17 @@ def output_bound(
         ContextTooLong: the prompt, or prompt and wanted output, do not fit.
         InvalidRequest: the prompt is empty.
     """
-    param = request.endpoint.prompt_field
     context, wanted = card.context_tokens, request.limits.max_tokens
     if prompt_tokens == 0:
-        raise InvalidRequest("The prompt is empty.", param=param)
+        raise InvalidRequest("The prompt is empty.", param=request.endpoint.prompt_field)
     if card.takes_text:
         # The length is a guess: the engine says what does not fit.
         left = max(1, context - prompt_tokens)
         return wanted or min(left, max(default_max_tokens, request.limits.min_tokens))
     if prompt_tokens >= context:
-        raise ContextTooLong(_too_long(request.endpoint, prompt_tokens, context), param=param)
+        raise ContextTooLong(
+            _too_long(request.endpoint, prompt_tokens, context), param=request.endpoint.prompt_field
+        )
     if wanted is None:
         return min(context - prompt_tokens, max(default_max_tokens, request.limits.min_tokens))
     if prompt_tokens + wanted > context:

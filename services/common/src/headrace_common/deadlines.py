@@ -33,7 +33,7 @@ class Deadlines:
 
         A callback must be one of its own: an equal one in the same set would be the same.
         """
-        tick = int((self._loop.time() + max(0.0, delay_s)) * _TICKS_PER_S) + 1
+        tick = int((self._loop.time() + delay_s) * _TICKS_PER_S) + 1
         if delay_s > _LONG_S:
             tick += -tick % _TICKS_OF_LONG
         waits = self._sets.get(tick)
