@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from headrace_common.blocks import BLOCK_SIZE_TOKENS
 from headrace_common.errors import HeadraceError, ModelNotFound, NoReplica, Unavailable
@@ -36,7 +36,6 @@ _FETCH_RETRY_S = 0.5
 # After a start, and after a worker has told of a new model: what is not known may come so long.
 _LEARNING_S = 5.0
 
-_K = TypeVar("_K")
 RefKey = tuple[str, int]
 OnLost = Callable[[], None]
 
@@ -121,9 +120,8 @@ class ModelDirectory:
         self._served: dict[str, ServedModel] = {}
         self._text_encoder = TextEncoder()
         self._fetches: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._running: dict[RefKey, int] = {}
-        self._addresses: dict[str, int] = {}
-        self._on_lost: dict[RefKey, set[OnLost]] = {}
+        # Where something runs: the address, and whom to tell if it is lost.
+        self._running: dict[RefKey, tuple[str, set[OnLost]]] = {}
         # Monotonic times: up to when what is not known is waited for, and up to when a start may
         # hold back readiness. Nobody watches yet.
         self._learns_until_s = self._starts_until_s = 0.0
@@ -238,29 +236,12 @@ class ModelDirectory:
         self, ref: ReplicaRef, address: str, on_lost: OnLost
     ) -> AbstractContextManager[None]:
         """Count a request on a replica; call *on_lost* if the fleet learns that it is stuck."""
-        return _Running(self, ref_key(ref), address, on_lost)
-
-    def begin_on(self, key: RefKey, address: str, on_lost: OnLost) -> None:
-        """See `running_on`."""
-        self._running[key] = self._running.get(key, 0) + 1
-        self._addresses[address] = self._addresses.get(address, 0) + 1
-        self._on_lost.setdefault(key, set()).add(on_lost)
-
-    def end_on(self, key: RefKey, address: str, on_lost: OnLost) -> None:
-        """Count it no more."""
-        callbacks = self._on_lost.get(key, set())
-        callbacks.discard(on_lost)
-        if not callbacks:
-            self._on_lost.pop(key, None)
-        _count_down(self._running, key)
-        _count_down(self._addresses, address)
+        return _Running(self._running, ref_key(ref), address, on_lost)
 
     def _load(self, replica: Replica) -> tuple[int, int]:
-        load = replica.load
-        return (
-            self._running.get(ref_key(replica.replica), 0),
-            load.queued_prefill_tokens + load.running_tokens,
-        )
+        load, running = replica.load, self._running.get(ref_key(replica.replica))
+        num_running = 0 if running is None else len(running[1])
+        return num_running, load.queued_prefill_tokens + load.running_tokens
 
     async def _apply(self, replicas: ReplicaList) -> None:
         self._served.clear()
@@ -276,13 +257,15 @@ class ModelDirectory:
         # A router that has just started lists nothing yet: then nothing is dropped. Streams under
         # way on a replica that left the list go on.
         if listed:
-            await self._workers.forget_all_but(listed | set(self._addresses))
+            await self._workers.forget_all_but(
+                listed | {address for address, _ in self._running.values()}
+            )
 
     def _tell_lost(self) -> None:
         newest: dict[str, int] = {}
         for worker_id, incarnation in self._replicas:
             newest[worker_id] = max(newest.get(worker_id, 0), incarnation)
-        for key, callbacks in list(self._on_lost.items()):
+        for key, (_, callbacks) in list(self._running.items()):
             replica = self._replicas.get(key)
             is_stuck = replica is not None and replica.state == worker_pb2.WORKER_STATE_STUCK
             if is_stuck or newest.get(key[0], 0) > key[1]:
@@ -341,26 +324,25 @@ class ModelDirectory:
 class _Running(AbstractContextManager[None]):
     """One request on a replica."""
 
-    __slots__ = ("_directory", "_where")
+    __slots__ = ("_address", "_all", "_key", "_on_lost")
 
     def __init__(
-        self, directory: ModelDirectory, key: RefKey, address: str, on_lost: OnLost
+        self,
+        running: dict[RefKey, tuple[str, set[OnLost]]],
+        key: RefKey,
+        address: str,
+        on_lost: OnLost,
     ) -> None:
-        self._directory, self._where = directory, (key, address, on_lost)
+        self._all, self._key, self._address, self._on_lost = running, key, address, on_lost
 
     def __enter__(self) -> None:
-        self._directory.begin_on(*self._where)
+        self._all.setdefault(self._key, (self._address, set()))[1].add(self._on_lost)
 
     def __exit__(self, *exc_info: object) -> None:
-        self._directory.end_on(*self._where)
-
-
-def _count_down(counts: dict[_K, int], key: _K) -> None:
-    left = counts.get(key, 0) - 1
-    if left > 0:
-        counts[key] = left
-    else:
-        counts.pop(key, None)
+        _, callbacks = self._all[self._key]
+        callbacks.discard(self._on_lost)
+        if not callbacks:
+            del self._all[self._key]
 
 
 def _is_usable(replica: Replica) -> bool:
