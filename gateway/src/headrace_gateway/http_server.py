@@ -85,7 +85,7 @@ class _Reply:
             return
         cycle.response_started, cycle.waiting_for_100_continue = True, False
         fields = cycle.default_headers + headers
-        block = b"".join([b"%s: %s\r\n" % field for field in fields])
+        block = b"\r\n".join([*map(b": ".join, fields), b""])
         if not block.count(b"\n") == block.count(b"\r") == len(fields) or b"\0" in block:
             raise RuntimeError("a header would break the answer's head")
         end = b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n"
