@@ -444,6 +444,9 @@ async def test_body_over_the_limit(fleet_parts: GatewayFleet) -> None:
             gzip = {"Content-Encoding": "gzip"}
             squeezed = await client.post("/v1/chat/completions", content=b"\x1f\x8b", headers=gzip)
             assert squeezed.status_code == 415
+            twice = [("Content-Encoding", "identity"), ("Content-Encoding", "gzip")]
+            squeezed = await client.post("/v1/chat/completions", content=b"\x1f\x8b", headers=twice)
+            assert squeezed.status_code == 415
     finally:
         await fleet_parts.close()
 
