@@ -10,6 +10,7 @@ import pytest
 from headrace_common.errors import InvalidRequest
 from headrace_contracts.guard.v1 import guard_pb2
 from headrace_gateway.openai_schema import parse_chat, parse_completion
+from headrace_gateway.responses_api import schema as responses
 from headrace_testing.gateway_fleet import chat_body
 
 
@@ -164,8 +165,8 @@ def test_what_is_not_strict_json_is_refused(body: bytes) -> None:
         ("audio", {"voice": "x"}),
         ("modalities", ["audio"]),
         ("prediction", {"type": "content", "content": "x"}),
-        ("verbosity", "low"),
         ("web_search_options", {}),
+        ("prompt_cache_retention", "24h"),
     ],
 )
 def test_features_to_come_are_refused_by_name(field: str, value: Any) -> None:
@@ -174,6 +175,35 @@ def test_features_to_come_are_refused_by_name(field: str, value: Any) -> None:
     assert refusal is not None
     assert refusal.param == field
     assert "not supported" in refusal.public_message
+
+
+@pytest.mark.parametrize(
+    ("in_chat", "in_response", "is_taken"),
+    [
+        ({"verbosity": "low"}, {"text": {"verbosity": "low"}}, True),
+        ({"verbosity": "loud"}, {"text": {"verbosity": "loud"}}, False),
+        ({"prompt_cache_retention": "in_memory"}, None, True),
+        ({"prompt_cache_retention": "24h"}, None, False),
+        ({"prompt_cache_options": {"mode": "implicit"}}, None, True),
+        ({"prompt_cache_options": {"mode": "explicit"}}, None, False),
+        ({"moderation": {"model": "x"}}, None, False),
+    ],
+)
+def test_chat_and_responses_take_the_same(in_chat: Any, in_response: Any, is_taken: bool) -> None:
+    """A field that both have is honoured, let pass or refused by its name on both."""
+    (name,) = in_chat
+    asked = {"model": "m", "input": "hi", **(in_response or in_chat)}
+    outcomes = []
+    for read in (
+        lambda: chat(**in_chat).unsupported,
+        lambda: responses.read(responses.parse(json.dumps(asked).encode()), []).unsupported,
+    ):
+        try:
+            outcomes.append(read())
+        except InvalidRequest as error:
+            outcomes.append(error)
+    assert [it is None for it in outcomes] == [is_taken] * 2
+    assert all(is_taken or str(it.param).split(".")[-1] == name for it in outcomes)
 
 
 def test_values_that_ask_for_nothing_pass() -> None:

@@ -83,7 +83,7 @@ _NOTHING: dict[str, tuple[Any, ...] | str] = {
     "allowed_callers": ("direct",),
     "truncation": ("disabled",),
     "type": ("text", "message", "custom", "auto", "disabled", "adaptive"),
-    "verbosity": ("medium",),
+    "verbosity": "models here know no such levels",
 }
 
 

@@ -281,8 +281,9 @@ class ChatBody(CommonBody, kw_only=True):
     prediction: Any = None
     # Passed by to the model's template, where that knows them.
     reasoning_effort: Text | None = None
+    # Models here know no such levels, so every level is the same, as in responses.
+    verbosity: Literal["low", "medium", "high"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    verbosity: Any = None
     web_search_options: Any = None
     prompt_cache_retention: Any = None
     prompt_cache_options: Any = None

@@ -54,6 +54,11 @@ from headrace_gateway.tool_fields import add_tools, custom_inputs, guard_json
 _UINT32 = 2**32
 _MAX_CHOICES = 128
 
+# How long and by which rule prefixes are cached: the values that say what is done here anyway.
+HINTS: dict[str, tuple[object, ...]] = {
+    "prompt_cache_retention": ("in_memory",),
+    "prompt_cache_options": ({}, {"mode": "implicit"}),
+}
 # Field -> values that ask for nothing and are let pass.
 _REFUSED: dict[str, tuple[object, ...]] = {
     "functions": ([],),
@@ -61,10 +66,8 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "audio": (),
     "modalities": (["text"],),
     "prediction": (),
-    "verbosity": ("medium",),
     "web_search_options": (),
-    "prompt_cache_retention": ("in_memory",),
-    "prompt_cache_options": ({}, {"mode": "implicit"}),
+    **HINTS,
     "moderation": (),
 }
 # All of them at once: most requests have none.

@@ -18,7 +18,7 @@ from headrace_gateway import openai_bodies as chat_bodies
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.api_request import ApiRequest, Endpoint
 from headrace_gateway.json_body import convert, decode
-from headrace_gateway.openai_schema import read_chat
+from headrace_gateway.openai_schema import HINTS, read_chat
 from headrace_gateway.param_names import TranslatedChat, rename_parts, renaming
 from headrace_gateway.responses_api.bodies import (
     DECODER,
@@ -50,17 +50,17 @@ MAX_ITEMS = 10_000
 # What `include` may ask for: a part of the answer, or something that never occurs here.
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDES = (_LOGPROBS, "reasoning.encrypted_content")
-_REFUSED = (
-    "access_programs",
-    "background_options",
-    "context_management",
-    "conversation",
-    "image",
-    "moderation",
-    "prompt",
-    "prompt_cache_options",
-    "prompt_cache_retention",
-)
+# Field -> values that ask for nothing and are let pass.
+_REFUSED: dict[str, tuple[object, ...]] = {
+    "access_programs": (),
+    "background_options": (),
+    "context_management": (),
+    "conversation": (),
+    "image": (),
+    "moderation": (),
+    "prompt": (),
+    **HINTS,
+}
 _NAMES = {
     "max_tokens": "max_output_tokens",
     "response_format.json_schema": "text.format",
@@ -138,8 +138,9 @@ def read(asked: Asked, earlier: Sequence[Json]) -> ApiRequest:
 
 
 def _check(asked: ResponsesBody) -> None:
-    for name in _REFUSED:
-        if getattr(asked, name) is not None:
+    for name, neutral in _REFUSED.items():
+        value = getattr(asked, name)
+        if value is not None and value not in neutral:
             raise _not_supported(name)
     for idx, include in enumerate(asked.include or ()):
         if include not in _INCLUDES:
