@@ -238,3 +238,29 @@ async def test_no_task_is_left_to_close_what_read_the_guard(
             # Such a task would be made in the loop's next turn.
             await asyncio.sleep(0.05)
     assert not [it for it in left if "headrace_gateway" in it]
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_what_the_guard_cannot_judge_is_no_failure_of_the_workers(
+    fleet_of_two: GatewayFleet, streaming: bool
+) -> None:
+    """It is told as the guard's, no other replica makes it again, and the router hears of none."""
+    fleet = fleet_of_two
+    for server in fleet.workers:
+        server.worker.script = saying("long " * 400)
+        server.worker.switches.hang_after_tokens = 1200
+    answering = asyncio.create_task(ask(fleet, stream=streaming, max_tokens=2000))
+    running = await eventually(
+        lambda: [it.worker for it in fleet.workers if it.worker.running], within_s=5
+    )
+    await asyncio.sleep(0.2)
+    fleet.guard.switches.cannot_look = True
+    running[0].switches.go_on.set()
+    async with asyncio.timeout(5):
+        answer = await answering
+    assert "guard_unavailable" in answer.text
+    assert answer.status_code == (200 if streaming else 503)
+    await fleet.settled()
+    assert sum(len(it.worker.requests) for it in fleet.workers) == 1
+    told = [it for each in fleet.router.progress.values() for it in each]
+    assert [it.failed_reason for it in told if it.failed_reason] == []

@@ -147,9 +147,9 @@ class Job:
 
 
 class Outlet(NamedTuple):
-    """What becomes of a job's events."""
+    """What becomes of a job's events; what it raises ends the job, as no failure of the replica."""
 
-    # Called for each event, with its deltas of living choices.
+    # Called for each event, with its deltas of living choices. Raises nothing.
     take: Callable[[Job, Sequence[pb.ChoiceDelta]], None]
     # Asked after what came together: whether more may come at once, as the client reads.
     try_pass: Callable[[], bool]
@@ -239,6 +239,8 @@ class Generator:
             num_attempts += 1
             try:
                 await self._attempt(job, attempt, deadline_s, outlet)
+            except _OutletError as failed:
+                raise failed.error from failed.error.__cause__
             except Unavailable as error:
                 if job.is_done:
                     return
@@ -369,7 +371,7 @@ class Generator:
                         reading.take(event)
                         if reading.take_ready():
                             continue
-                    await outlet.wait()
+                    await _waited(outlet)
             finally:
                 call.cancel()
         if not job.is_done:
@@ -453,7 +455,27 @@ class _Reading:
             self.take(event)
         job = self._job
         self._attempt.output(job.num_output - self._num_before)
-        return (bool(job.finished) and job.is_done) or self._outlet.try_pass()
+        if job.finished and job.is_done:
+            return True
+        try:
+            return self._outlet.try_pass()
+        except HeadraceError as error:
+            raise _OutletError(error) from error
+
+
+class _OutletError(Exception):
+    """The outlet failed: to be told from what the replica's end of the call raises."""
+
+    def __init__(self, error: HeadraceError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+async def _waited(outlet: Outlet) -> None:
+    try:
+        await outlet.wait()
+    except HeadraceError as error:
+        raise _OutletError(error) from error
 
 
 def _tell_failed(attempt: _Attempt, error: Unavailable) -> None:
