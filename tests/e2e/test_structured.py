@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,6 +92,55 @@ def test_a_required_call_is_streamed_and_its_result_taken(
         model=fleet.model, messages=history, tools=TOOLS, max_tokens=20
     )
     assert after.choices[0].finish_reason in ("stop", "length", "tool_calls")
+
+
+EDIT = 'start: "*** Edit" LF ("+" /[a-z"]{1,8}/ LF){2} "*** End"\n%import common.LF'
+
+
+def test_an_input_obeys_its_grammar_and_is_told_as_it_is(
+    fleet: Fleet, client: openai.OpenAI
+) -> None:
+    """Streamed as its own events; the model goes on from it and from what the tool said."""
+    edit: Any = {
+        "type": "custom",
+        "name": "edit",
+        "format": {"type": "grammar", "syntax": "lark", "definition": EDIT},
+    }
+    stream = client.responses.create(
+        model=fleet.model,
+        input="Add two lines.",
+        tools=[edit],
+        tool_choice={"type": "custom", "name": "edit"},
+        temperature=1.5,
+        max_output_tokens=150,
+        stream=True,
+    )
+    events: list[Any] = list(stream)
+    (call,) = events[-1].response.output
+    deltas = [it.delta for it in events if it.type == "response.custom_tool_call_input.delta"]
+    assert "".join(deltas) == call.input
+    assert re.fullmatch(r'\*\*\* Edit\n(\+[a-z"]{1,8}\n){2}\*\*\* End', call.input)
+    output: Any = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "done"}
+    after = client.responses.create(
+        model=fleet.model,
+        input=[output],
+        tools=[edit],
+        previous_response_id=events[-1].response.id,
+        max_output_tokens=20,
+    )
+    assert after.status in ("completed", "incomplete")
+
+
+def test_a_grammar_that_is_none_is_refused_with_its_mistake(
+    fleet: Fleet, client: openai.OpenAI
+) -> None:
+    grammar = {"syntax": "lark", "definition": "start: nothing"}
+    custom: Any = {"name": "x", "format": {"type": "grammar", "grammar": grammar}}
+    with pytest.raises(openai.BadRequestError, match="nothing") as caught:
+        client.chat.completions.create(
+            model=fleet.model, messages=ASK, tools=[{"type": "custom", "custom": custom}]
+        )
+    assert caught.value.param == "tools"
 
 
 def test_a_hostile_schema_is_refused_before_the_stream(fleet: Fleet, client: openai.OpenAI) -> None:
