@@ -122,6 +122,8 @@ BARE = '<tool_call>\n{"name": "bare", "arguments": '
         (spelled("free", '{"input": "\\ud83dx\\ud83d\\n"}'), [("free", "�x�\n")]),
         # Cut by max_tokens, in an escape.
         ('<tool_call>\n{"name": "free", "arguments": {"input": "a\\u00', [("free", "a")]),
+        # Before its text began.
+        ('<tool_call>\n{"name": "free", "arguments": {"inp', [("free", "")]),
         # Of a model that was not held to the form.
         (spelled("free", '{"patch": "x"}'), [("free", '{"patch": "x"}')]),
         (BARE + ' {"a"}\n</tool_call>\nall of it', [("bare", ' {"a"}\n</tool_call>\nall of it')]),

@@ -87,7 +87,7 @@ class InputReader:
         return _unescaped(read)
 
     def finish(self) -> str:
-        """Return all of what was no such object; a model of another make may write one."""
+        """The JSON has ended; return all of it if it was no such object (engines of others)."""
         return "" if self._is_inside else self._held
 
 

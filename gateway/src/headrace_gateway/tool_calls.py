@@ -76,8 +76,6 @@ class ToolCallReader:
     def finish(self) -> list[Piece]:
         """Return what was held back: no more text follows."""
         held, self._buffer = self._buffer, ""
-        if self._state == self._arguments:
-            return list(self._end_input())
         if self._state == self._text:
             return [held] if held and not self._is_after_call else []
         # Cut before it has a name a call is no call, and its spelling no text for the client.
@@ -147,11 +145,8 @@ class ToolCallReader:
             yield CallArguments(told)
         if end is not None:
             self._state = self._tail
-            yield from self._end_input()
-
-    def _end_input(self) -> Iterator[Piece]:
-        if self._input is not None and (rest := self._input.finish()):
-            yield CallArguments(rest)
+            if self._input is not None and (rest := self._input.finish()):
+                yield CallArguments(rest)
 
     def _value_end(self) -> int | None:
         """Return where the JSON value ends in the buffer; None = not yet."""
