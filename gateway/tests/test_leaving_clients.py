@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from headrace_contracts.usage.v1 import usage_pb2
-from headrace_testing.fake_worker import saying
+from headrace_testing.fake_worker import MODEL, saying
 from headrace_testing.gateway_answers import CHAT, ask
 from headrace_testing.gateway_fleet import GatewayFleet, chat_body
 from headrace_testing.waiting import eventually
@@ -55,6 +55,22 @@ async def test_leaving_an_unguarded_answer_cancels_it_too(
     await fleet.settled()
     (closed,) = fleet.usage.closed_events()
     assert (closed.ending, closed.usage.output_tokens) == (usage_pb2.ENDING_CLIENT_GONE, 4)
+
+
+async def test_leaving_a_background_response_before_it_is_queued(fleet: GatewayFleet) -> None:
+    """Nobody knows its id, so nothing is made; once it was told, leaving changes nothing."""
+    fleet.guard.switches.delay_s = 0.6
+    body = {"model": MODEL, "input": "hi", "background": True}
+    async with fleet.http() as client:
+        asked = asyncio.create_task(client.post("/v1/responses", json=body))
+        await eventually(lambda: fleet.guard.inputs)
+        asked.cancel()
+        await asyncio.sleep(1.2)
+        await fleet.settled()
+        assert not fleet.worker.requests
+        assert not fleet.usage.closed_events()
+        assert (await client.post("/v1/responses", json=body)).status_code == 200
+    await eventually(lambda: fleet.worker.requests)
 
 
 async def test_leaving_during_the_body_costs_nothing(fleet: GatewayFleet) -> None:

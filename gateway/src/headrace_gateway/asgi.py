@@ -209,11 +209,7 @@ class HotRoute(ApiRoute):
             price_tier(reading.request),
         )
         if reading.detach is not None:
-            told = await reading.detach(visit)
-            if isinstance(told, bytes):
-                await exchange.send_json(200, told)
-            else:
-                await while_connected(exchange, _send_all(exchange, told))
+            await while_connected(exchange, _send_all(exchange, reading.detach(visit)))
             return "ok"
         exchange.end_failed = reading.end_failed
         await while_connected(exchange, self._flow.serve(visit))
@@ -273,9 +269,14 @@ def _named(request_id: RequestId, exchange: HttpExchange) -> str:
     return f"{request_id} (of its client: {client_id})" if client_id else request_id
 
 
-async def _send_all(exchange: Exchange, events: AsyncIterator[bytes]) -> None:
+async def _send_all(exchange: Exchange, told: Awaitable[bytes | AsyncIterator[bytes]]) -> None:
+    """Send what is told of an answer that is made elsewhere: one object, or its events."""
+    answer = await told
+    if isinstance(answer, bytes):
+        await exchange.send_json(200, answer)
+        return
     await exchange.begin_stream()
-    async for piece in events:
+    async for piece in answer:
         await exchange.send_events(piece)
     await exchange.send_events(b"", is_last=True)
 

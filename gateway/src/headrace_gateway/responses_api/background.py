@@ -78,7 +78,12 @@ class BackgroundResponses:
         task.add_done_callback(lambda _: self._running.pop(response["id"], None))
         task.add_done_callback(lambda _: self._end(tenant_id))
         either: set[asyncio.Future[Any]] = {task, queued}  # Any: their results are of two types
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not queued.done() and not task.done():
+                # The client left, and nobody else knows its id.
+                task.cancel()
         if not queued.done():
             # Why it was refused.
             await task
