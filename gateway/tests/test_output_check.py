@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 
 import pytest
@@ -321,3 +322,31 @@ async def test_a_long_answer_is_not_kept_for_another_guard(
         with pytest.raises(GuardUnavailable):
             await read(check)
         check.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_lost_guards_change_nothing(seed: int) -> None:
+    """Whenever and however often one is killed: text, order and ends are those without a loss."""
+    drawn = random.Random(seed)
+    pieces = [(drawn.randrange(3), drawn.choice(["a", "x", "xy", "z ", "é水 "])) for _ in range(60)]
+    expected = {idx: "".join(it for at, it in pieces if at == idx) for idx in range(3)}
+    losses = set(drawn.sample(range(60), 3))
+    async with Scene(FakeGuard(blocklist=["xyz"])) as scene:
+        check = await scene.open(is_whole=bool(seed % 2))
+        reading = asyncio.create_task(read(check))
+        for at, (choice_idx, text) in enumerate(pieces):
+            check.push(choice_idx, text, is_last=False)
+            if at in losses:
+                await scene.server.kill()
+                await scene.server.start()
+                await asyncio.sleep(drawn.random() * 0.3)
+        for choice_idx in range(3):
+            check.push(choice_idx, "", is_last=True)
+        check.finish()
+        releases = await reading
+        check.close()
+    for choice_idx, whole in expected.items():
+        before, found, _ = whole.partition("xyz")
+        assert joined(releases, choice_idx) == before
+        ends = [it for it in releases if it.choice_idx == choice_idx and it.is_last]
+        assert [it.is_blocked for it in ends] == [bool(found)]

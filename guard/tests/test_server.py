@@ -17,6 +17,7 @@ from headrace_guard.settings import GuardSettings
 from headrace_testing.waiting import eventually, free_port
 from headrace_testing.web import fetch
 
+CHECK_INPUT = method_ref(DESCRIPTOR, "CheckInput", pb.CheckInputRequest, pb.CheckInputResponse)
 CHECK_OUTPUT = method_ref(DESCRIPTOR, "CheckOutput", pb.CheckOutputRequest, pb.CheckOutputResponse)
 
 
@@ -25,7 +26,7 @@ def status(port: int, path: str) -> int:
 
 
 async def test_ready_once_it_serves_and_not_when_it_drains() -> None:
-    """Running streams end in their own time; new ones are refused."""
+    """Running streams end in their own time; who asks meanwhile is answered, as no other may."""
     app = GuardApp(GuardSettings(drain_grace_s=5))
     await app.start()
     client = SessionClient(f"127.0.0.1:{app.port}")
@@ -36,6 +37,9 @@ async def test_ready_once_it_serves_and_not_when_it_drains() -> None:
         assert await call.receive() is not None
         stopping = asyncio.create_task(app.stop())
         await eventually(lambda: not app.lifecycle.is_ready)
+        asked = pb.CheckInputRequest(parts=[pb.TextPart(text="hello")])
+        said = await client.unary(CHECK_INPUT, asked, timeout_s=5)
+        assert said.verdict.state == pb.VERDICT_STATE_CLEAN
         call.send(pb.CheckOutputRequest(text=pb.OutputText(text=" you", last=True)))
         answer = await call.receive()
         assert answer is not None

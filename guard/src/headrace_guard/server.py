@@ -133,9 +133,9 @@ class GuardApp:
         _log.info("serving on port %d, metrics on port %d", self.port, self.metrics_port)
 
     async def stop(self) -> None:
-        """Take no new calls, let running streams end, leave."""
+        """Let running streams end, leave; gateways ask another guard for what is cut then."""
         self.lifecycle.set_ready(False)
-        await self._rpc.stop(self._settings.drain_grace_s)
+        await self._rpc.stop(self._settings.drain_grace_s, refuses=False)
         await cancel_and_wait(self._watch)
         await self.audit.close()
         self._pool.close()

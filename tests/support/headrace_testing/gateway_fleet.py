@@ -55,7 +55,7 @@ class FakeServer:
     async def kill(self) -> None:
         """Cut every connection."""
         if self._server is not None:
-            await self._server.stop(0)
+            await self._server.stop(0, refuses=False)
             self._server = None
 
     async def __aenter__(self) -> FakeServer:

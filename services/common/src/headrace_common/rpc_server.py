@@ -129,10 +129,16 @@ class RpcServer:
         for name in ("", *self._names):
             await self._health.set(name, status)
 
-    async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, let running ones end for *grace_s* seconds, then cut them."""
+    async def stop(self, grace_s: float, *, refuses: bool = True) -> None:
+        """Let running calls end for *grace_s* seconds, then cut them.
+
+        Args:
+            grace_s: longest wait.
+            refuses: new calls meanwhile. Else they are served, and cut with the rest: for peers
+                that make a call again when its connection ends.
+        """
         await self.set_ready(False)
-        await self._sessions.drain(grace_s)
+        await self._sessions.drain(grace_s, refuses=refuses)
         self.cut()
         await self._server.stop(1.0)
 

@@ -195,9 +195,9 @@ class SessionServicer:
         finally:
             await cancel_and_wait(reader, *[call.task for call in calls.values()])
 
-    async def drain(self, grace_s: float) -> None:
-        """Refuse new calls and wait for the running ones, at most *grace_s* seconds."""
-        self._is_draining = True
+    async def drain(self, grace_s: float, *, refuses: bool = True) -> None:
+        """Wait for running calls, at most *grace_s* seconds; new ones are refused, or served."""
+        self._is_draining = refuses
         if self._running:
             await asyncio.wait(self._running, timeout=grace_s)
         # One turn of the loop, so that the last END items reach their writers.
