@@ -49,18 +49,21 @@ class CpuPool:
         self._threads = FairThreads(num_threads, "guard", max_waiting, waiting.set)
         self._loop = FairPlaces(1)
 
-    async def run(self, whose: Hashable, num_chars: int, work: Callable[[], T]) -> T:
+    async def run(
+        self, whose: Hashable, num_chars: int, work: Callable[[], T], *, goes_on: bool = False
+    ) -> T:
         """Run *work* on a thread. A caller that leaves does not stop it: work bounds its own time.
 
         Args:
             whose: tenants are told apart by it, and what is theirs.
             num_chars: how much text it is.
             work: what to do.
+            goes_on: this text had a thread before; what was begun is ended before more is begun.
 
         Raises:
             NoPlaceError: too many wait, and nobody has more of them; nothing was done.
         """
-        return await self._threads.run(whose, num_chars, work)
+        return await self._threads.run(whose, num_chars, work, goes_on=goes_on)
 
     async def run_long(self, whose: Hashable, num_chars: int, work: Callable[[], T]) -> T:
         """Run *work* here when it is this tenant's turn if the text is short, else on a thread.

@@ -30,6 +30,7 @@ from headrace_guard.input_check import (
     combine,
 )
 from headrace_guard.normalise import Window
+from headrace_guard.pace import Pace
 from headrace_guard.plan import Plan
 from headrace_guard.verdict import Action, Finding, Reason, judge
 from headrace_guard.verdict_cache import VerdictCache
@@ -73,6 +74,7 @@ class InputJudge:
     ) -> None:
         self._pool, self._models, self._cache = pool, models, cache
         self._max_chars, self._on_cached = max_chars, on_cached
+        self._pace = Pace()
 
     async def judge(self, question: Question, deadline: Deadline) -> InputResult:
         """Judge one request; what could not be judged in time is told in the verdict."""
@@ -86,7 +88,7 @@ class InputJudge:
                 return await self._judge(question, deadline)
         except NoPlaceError:
             return _unseen(plan, Reason.OVERLOADED)
-        except TimeoutError:
+        except (TimeoutError, OutOfTimeError):
             return _unseen(plan, Reason.OUT_OF_TIME)
 
     async def _judge(self, question: Question, deadline: Deadline) -> InputResult:
@@ -98,7 +100,8 @@ class InputJudge:
         fresh = {key: part for key, part in zip(keys, parts, strict=True) if key not in results}
         self._on_cached(len(parts) - len(fresh), len(fresh))
         turns = Turns()
-        judged = await self._check_parts(question, fresh, deadline)
+        num_chars = sum(len(part.text) for part in fresh.values())
+        judged, begun_left_s = await self._check_parts(question, fresh, num_chars, deadline)
         border_findings, missed = await _check_borders(plan, parts, deadline, turns)
         for key, part in fresh.items():
             results[key] = judged[key]
@@ -106,6 +109,8 @@ class InputJudge:
                 results[key] = await self._ask_models(question, part, judged[key], deadline)
                 self._cache.put(key, part, results[key])
                 await turns.pass_on()
+        if num_chars > INLINE_CHARS:
+            self._pace.note(num_chars, begun_left_s - deadline.left_s())
         findings = [
             plan.finding(match, idx)
             for idx, key in enumerate(keys)
@@ -117,19 +122,22 @@ class InputJudge:
         return combine(plan, parts, findings + border_findings, missed)
 
     async def _check_parts(
-        self, question: Question, fresh: dict[bytes, Part], deadline: Deadline
-    ) -> dict[bytes, PartResult]:
+        self, question: Question, fresh: dict[bytes, Part], num_chars: int, deadline: Deadline
+    ) -> tuple[dict[bytes, PartResult], float]:
+        """Look with rules and blocklists; return also the time that was left as it began."""
         plan, run = question.plan, partial(self._pool.run_long, question.tenant_id)
-        num_chars = sum(len(part.text) for part in fresh.values())
+
+        def look_at_all() -> tuple[dict[bytes, PartResult], float]:
+            self._pace.check(num_chars, deadline)
+            left_s = deadline.left_s()
+            return {key: check_part(plan, it, deadline) for key, it in fresh.items()}, left_s
+
         if num_chars > INLINE_CHARS:
-            return await run(
-                num_chars,
-                lambda: {key: check_part(plan, part, deadline) for key, part in fresh.items()},
-            )
+            return await run(num_chars, look_at_all)
         return {
             key: await run(len(part.text), partial(check_part, plan, part, deadline))
             for key, part in fresh.items()
-        }
+        }, 0.0
 
     def _is_blocked(self, plan: Plan, result: PartResult) -> bool:
         return any(

@@ -104,6 +104,26 @@ async def test_a_full_queue_takes_from_who_has_most() -> None:
     await asyncio.gather(*flood[:3], one, two)
 
 
+async def test_what_was_begun_is_ended_first() -> None:
+    """Before the same tenant's new work, not before another's turn, and not refused."""
+    places, given = FairPlaces(1, 2), []
+
+    async def wait(whose: str, name: str, *, goes_on: bool = False) -> None:
+        await places.take(whose, goes_on=goes_on)
+        given.append(name)
+
+    await places.take("a")
+    waiting = [asyncio.create_task(wait("a", "new")), asyncio.create_task(wait("b", "other"))]
+    await asyncio.sleep(0)
+    waiting.append(asyncio.create_task(wait("a", "begun", goes_on=True)))
+    await asyncio.sleep(0)
+    for whose in ("a", "b", "a", "a"):
+        places.give_back(whose)
+        await asyncio.sleep(0)
+    await asyncio.gather(*waiting)
+    assert given == ["other", "begun", "new"]
+
+
 async def test_who_leaves_makes_room() -> None:
     """While waiting, and in the very turn in which a place is given."""
     line = Line(FairPlaces(1, max_waiting=1))

@@ -154,7 +154,7 @@ class CascadeModels:
         # Rules have read it just now: a short text goes on in the same turn of the loop.
         if len(text) <= INLINE_CHARS:
             return look()
-        return await self._threads.run(tenant_id, len(text), look)
+        return await self._threads.run(tenant_id, len(text), look, goes_on=True)
 
     async def _look_closely(
         self, tenant_id: str, doubts: list[_Seen], whole: str | None, asked: Asked

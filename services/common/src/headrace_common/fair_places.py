@@ -60,12 +60,14 @@ class FairPlaces:
         self._begun: dict[Hashable, float] = {}
         self._begun_last = 0.0
 
-    async def take(self, whose: Hashable, size: float = 1.0) -> None:
+    async def take(self, whose: Hashable, size: float = 1.0, *, goes_on: bool = False) -> None:
         """Wait for a place; who leaves before has none, everybody else gives it back.
 
         Args:
             whose: tenants are told apart by it.
             size: of the work, above 0, in any unit that is the same for all.
+            goes_on: with what had a place before: it comes before the tenant's own new work, and is
+                not refused for a full queue.
 
         Raises:
             NoPlaceError: see there.
@@ -74,9 +76,10 @@ class FairPlaces:
             self._begin(whose, size)
             self._tell()
             return
-        self._make_room(whose)
+        if not goes_on:
+            self._make_room(whose)
         waiting = _Waiting(size, asyncio.get_running_loop().create_future())
-        self._enqueue(whose, waiting)
+        self._enqueue(whose, waiting, goes_on=goes_on)
         try:
             await waiting.given
         except asyncio.CancelledError:
@@ -133,12 +136,15 @@ class FairPlaces:
         self._begun_last = max(self._begun_last, self._begun.get(whose, 0.0))
         self._begun[whose] = self._begun_last + size
 
-    def _enqueue(self, whose: Hashable, waiting: _Waiting) -> None:
+    def _enqueue(self, whose: Hashable, waiting: _Waiting, *, goes_on: bool) -> None:
         if whose not in self._waiting:
             self._waiting[whose] = deque()
             self._begun[whose] = max(self._begun_last, self._begun.get(whose, 0.0))
             self._forget()
-        self._waiting[whose].append(waiting)
+        if goes_on:
+            self._waiting[whose].appendleft(waiting)
+        else:
+            self._waiting[whose].append(waiting)
         self._num_waiting += 1
         self._tell()
 
@@ -203,18 +209,21 @@ class FairThreads:
         most_each = max(1, num_threads - 1)
         self._places = FairPlaces(num_threads, max_waiting, most_each, on_change)
 
-    async def run(self, whose: Hashable, size: float, work: Callable[[], T]) -> T:
+    async def run(
+        self, whose: Hashable, size: float, work: Callable[[], T], *, goes_on: bool = False
+    ) -> T:
         """Run *work* on a thread. Who leaves while it runs does not stop it: it keeps its place.
 
         Args:
             whose: see `FairPlaces.take`.
             size: see there.
             work: what to do.
+            goes_on: see there.
 
         Raises:
             NoPlaceError: nothing was done.
         """
-        await self._places.take(whose, size)
+        await self._places.take(whose, size, goes_on=goes_on)
         job = asyncio.get_running_loop().run_in_executor(self._threads, work)
         job.add_done_callback(lambda _: self._places.give_back(whose))
         return await asyncio.shield(job)
