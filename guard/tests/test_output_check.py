@@ -1,5 +1,7 @@
 """One choice of an output: what comes out when."""
 
+import json
+
 from headrace_common.clock import SystemClock
 from headrace_guard.deadline import Deadline
 from headrace_guard.output_check import OutputCheck
@@ -98,3 +100,19 @@ def test_clean_pieces_have_no_verdict() -> None:
     """The contract: set when something was found or could not be judged."""
     check = OutputCheck(BLOCK, 0, 1024)
     assert check.verdict(check.feed("hello", True, no_deadline())) is None
+
+
+def test_redacted_json_stays_json() -> None:
+    """A number becomes a string where it is a member's value; however the text is cut."""
+    redacting = plan(output='"pii.*" = "redact"')
+    said = '{"card": 4111111111111111, "mail":"jo@mail.example.org", "n": 1} card: 4111111111111111'
+    for size in (1, 3, 7, 100):
+        chunks = [said[at : at + size] for at in range(0, len(said), size)]
+        result = run(redacting, [*chunks, ""])
+        value, _, rest = result.released.partition("} ")
+        assert json.loads(value + "}") == {
+            "card": "[redacted pii.card]",
+            "mail": "[redacted pii.email]",
+            "n": 1,
+        }
+        assert rest == "card: [redacted pii.card]"

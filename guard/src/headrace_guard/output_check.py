@@ -26,7 +26,7 @@ from headrace_guard.classifiers.text_model import TextModels
 from headrace_guard.deadline import Deadline, OutOfTimeError
 from headrace_guard.model_gate import ModelGate
 from headrace_guard.plan import Plan
-from headrace_guard.redact import clusters, placeholder
+from headrace_guard.redact import BEFORE_CHARS, clusters, placeholder
 from headrace_guard.stream_scan import Settled, StreamScanner
 from headrace_guard.verdict import Action, Finding, Reason, Verdict, judge
 
@@ -77,6 +77,8 @@ class OutputCheck:
         self._num_released_chars = 0
         # Length of what came out, placeholders and what was out already included.
         self.num_text_chars = 0
+        # The end of what was let out.
+        self._tail = ""
         self._num_dropped_chars = 0
         self.is_over = False
 
@@ -224,7 +226,8 @@ class OutputCheck:
             if any(self._action(match) is Action.BLOCK for match in group):
                 self._stop(released)
                 return
-            self._let_out(placeholder(group[0].category), released, end - begin)
+            instead = placeholder(group[0].category, settled.slice(begin, end), self._tail)
+            self._let_out(instead, released, end - begin)
             self._watch(settled.slice(begin, end), released)
             done = end
         self._let_out_watched(settled.slice(done, settled.start + len(settled.text)), released)
@@ -241,6 +244,7 @@ class OutputCheck:
         """Release *text*, or what of it is not out; it may stand for some original characters."""
         num_out = max(0, self.num_out_chars - self._num_released_chars)
         self.num_text_chars += len(text)
+        self._tail = (self._tail + text[-BEFORE_CHARS:])[-BEFORE_CHARS:]
         if num_replaced is None:
             released.text += text[num_out:]
             self._num_released_chars += len(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
@@ -28,9 +29,26 @@ class Span(Protocol):
 AnySpan = TypeVar("AnySpan", bound=Span)
 
 
-def placeholder(category: str) -> str:
-    """Return what stands in the place of a found span."""
-    return f"[redacted {category}]"
+# Characters before a span that `placeholder` wants to see.
+BEFORE_CHARS = 8
+_MEMBER = re.compile(r'"\s*:\s*\Z')
+_NUMBER = re.compile(r"-?[0-9.]+\Z")
+
+
+def placeholder(category: str, found: str, before: str) -> str:
+    """Return what stands in the place of a found span.
+
+    A number that is the value of a member of JSON becomes a string: arguments of functions and
+    answers in JSON stay readable.
+
+    Args:
+        category: what it is.
+        found: the span.
+        before: the text before it, at least its last `BEFORE_CHARS`.
+    """
+    text = f"[redacted {category}]"
+    is_member = _NUMBER.match(found) and _MEMBER.search(before[-BEFORE_CHARS:])
+    return f'"{text}"' if is_member else text
 
 
 def clusters(spans: Iterable[AnySpan]) -> Iterator[list[AnySpan]]:
@@ -52,6 +70,9 @@ def redact(text: str, spans: Sequence[Span]) -> str:
     pieces: list[str] = []
     done = 0
     for group in clusters(spans):
-        pieces += [text[done : group[0].start], placeholder(group[0].category)]
-        done = max(span.end for span in group)
+        start, end = group[0].start, max(span.end for span in group)
+        before = text[max(0, start - BEFORE_CHARS) : start]
+        instead = placeholder(group[0].category, text[start:end], before)
+        pieces += [text[done:start], instead]
+        done = end
     return "".join([*pieces, text[done:]])
