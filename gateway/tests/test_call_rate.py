@@ -96,6 +96,25 @@ async def test_who_polls_at_full_speed_is_told_to_wait(fleet_parts: GatewayFleet
         await fleet_parts.close()
 
 
+async def test_kept_answers_are_no_way_around(fleet_parts: GatewayFleet) -> None:
+    """Repeating an answer costs nothing, so it is bounded; making new ones is not, by that."""
+    fleet_parts.settings["calls_per_s"] = 0.01
+    await fleet_parts.start()
+    try:
+        async with fleet_parts.http() as client:
+            told = []
+            for key in ("a", "a", "a", "b", "c"):
+                headers = {"idempotency-key": key}
+                answer = await client.post(
+                    "/v1/chat/completions", json=chat_body(), headers=headers
+                )
+                told.append(answer.status_code)
+            assert told == [200, 200, 429, 200, 200]
+    finally:
+        await fleet_parts.close()
+    assert len(fleet_parts.worker.requests) == 3
+
+
 async def test_a_key_without_right_is_still_told_so(fleet_parts: GatewayFleet) -> None:
     """Who has no key takes nobody's share, and limits of keys are not touched by these calls."""
     fleet_parts.settings["calls_per_s"] = 1

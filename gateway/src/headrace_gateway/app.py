@@ -127,8 +127,11 @@ class Gateway:
         watch_disk(self.registry, {"outbox": settings.outbox_dir})
         self._state = StateStore(settings.state_location(), clock)
         self._sent_reports = SentReports(self._guard, self.metrics)
+        self._call_rate = CallRate(settings.calls_per_s, clock)
         self._idempotency = Idempotency(
-            IdempotencyRecords(self._state, settings.idempotency_ttl_s), settings.idempotency_wait_s
+            IdempotencyRecords(self._state, settings.idempotency_ttl_s),
+            settings.idempotency_wait_s,
+            self._call_rate,
         )
         self.stories = Stories(self._state, settings.story_ttl_s)
         self._flow = self._build_flow(clock)
@@ -278,14 +281,13 @@ class Gateway:
         hot["/detokenize"] = CallRoute(tokenize_form, context, tokens.detokenize)
         moderations = Moderations(self._guard, self._admission)
         hot["/v1/moderations"] = CallRoute(OpenAiErrors(Endpoint.MODERATIONS), context, moderations)
-        rate = CallRate(self._settings.calls_per_s, clock)
         creation = BatchCreation(
             self._state,
             self._batches,
             self._files,
             self._runner,
             tuple(self._batch_dialects),
-            rate,
+            self._call_rate,
         )
         posts = {"/v1/batches": CallRoute(OpenAiErrors(Endpoint.BATCHES), context, creation)}
         rest = rest_app(
@@ -301,7 +303,7 @@ class Gateway:
             ],
             posts,
             self._auth,
-            rate,
+            self._call_rate,
             clock,
         )
         app = GatewayApp(hot, posts, rest)

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 
 from headrace_common.errors import ClientGone, HeadraceError, InvalidRequest
 from headrace_common.lifecycle import cancel_and_wait
+from headrace_gateway.call_rate import CallRate
 from headrace_gateway.captured_exchange import CapturedExchange
 from headrace_gateway.error_body import IdempotencyConflict, RequestInProgress
 from headrace_gateway.http_exchange import HttpExchange
@@ -49,10 +50,11 @@ class Idempotency:
     Args:
         records: shared by all processes.
         wait_s: how long a repetition waits for the first to end.
+        rate: bounds how often a tenant is given kept answers, which no limit of its keys counts.
     """
 
-    def __init__(self, records: IdempotencyRecords, wait_s: float) -> None:
-        self._records, self._wait_s = records, wait_s
+    def __init__(self, records: IdempotencyRecords, wait_s: float, rate: CallRate) -> None:
+        self._records, self._wait_s, self._rate = records, wait_s, rate
         self._running: set[asyncio.Task[str]] = set()
 
     async def run(self, caller: Caller, exchange: HttpExchange, body: bytes, work: Work) -> str:
@@ -61,11 +63,13 @@ class Idempotency:
         Raises:
             IdempotencyConflict: the key was used with another body.
             RequestInProgress: the first request still runs.
+            RateLimited: kept answers are asked for too often.
             HeadraceError: what *work* raises.
         """
         record_id = _record_id(caller, exchange)
         claim = await self._claim(record_id, body, caller)
         if claim.answer is not None:
+            self._rate.count(caller.principal.tenant_id)
             await _replay(exchange, claim.answer)
             return "replayed"
         if claim.request_id != caller.request_id:

@@ -102,8 +102,9 @@ class GatewaySettings(RpcServiceSettings):
         100.0,
         ge=0,
         le=1e6,
-        description="Calls that use no model (lists, files, batches, stored responses, usage) that "
-        "one tenant may make a second at this process; twice as many may come at once. 0 = any.",
+        description="Calls that use no model (lists, files, batches, stored responses, usage, "
+        "repeated answers) that one tenant may make a second at this process; twice as many may "
+        "come at once. 0 = any.",
     )
     max_body_bytes: int = Field(
         10 * 2**20, ge=1024, le=256 * 2**20, description="Largest request body. Bytes."
