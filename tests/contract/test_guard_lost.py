@@ -67,6 +67,7 @@ class Guards:
                 "METRICS_LISTEN": "127.0.0.1:0",
                 "POLICY_FILE": policies,
                 "AUDIT_DIR": place,
+                "DRAIN_GRACE_S": 1.0,
             }
             command = ["env", *(f"HEADRACE_GUARD_{name}={it}" for name, it in settings.items())]
             command += [sys.executable, "-m", "headrace_guard"]
@@ -92,6 +93,11 @@ class Guards:
     async def restart(self) -> None:
         """Kill the first and start it again at once, as a supervisor does."""
         await asyncio.to_thread(self.running[0].kill)
+        await asyncio.to_thread(self.running[0].start)
+
+    async def replace(self) -> None:
+        """Tell the first to leave, and start it again once it has."""
+        await asyncio.to_thread(self.running[0].leave, 20)
         await asyncio.to_thread(self.running[0].start)
 
     async def records(self, request_id: str) -> list[pb.AuditRecord]:
@@ -145,11 +151,13 @@ async def scene(
         await guards.stop()
 
 
-async def answers(fleet: GatewayFleet, key: str, *, stream: bool) -> list[httpx.Response]:
+async def answers(
+    fleet: GatewayFleet, key: str, *, stream: bool, count: int = _NUM_STREAMS
+) -> list[httpx.Response]:
     """Ask for many answers at once."""
     body = chat_body(stream=stream)
     async with fleet.http(key) as client:
-        return await asyncio.gather(*(client.post(CHAT, json=body) for _ in range(_NUM_STREAMS)))
+        return await asyncio.gather(*(client.post(CHAT, json=body) for _ in range(count)))
 
 
 def said(answer: httpx.Response, *, stream: bool) -> tuple[str, list[str]]:
@@ -217,6 +225,27 @@ class _Looking:
         assert any(it.kind == pb.AUDIT_KIND_SENT for it in records)
         assert leak_in(records) is None
         return outputs[-1]
+
+
+@pytest.mark.parametrize("scene", [1], indirect=True)
+async def test_a_guard_that_leaves_costs_nobody_an_answer(
+    scene: tuple[GatewayFleet, Guards],
+) -> None:
+    """Neither those whose answers it judges then, nor those who come while it leaves."""
+    fleet, guards = scene
+    fleet.worker.script = saying(_SAID)
+    fleet.worker.switches.delay_per_token_s = 0.03
+    key, _ = fleet.new_key(guard_policy="default")
+    asking = [asyncio.create_task(answers(fleet, key, stream=True, count=6))]
+    await eventually(lambda: len(fleet.worker.running) == 6)
+    replacing = asyncio.create_task(guards.replace())
+    for _ in range(4):
+        await asyncio.sleep(0.2)
+        asking.append(asyncio.create_task(answers(fleet, key, stream=True, count=3)))
+    await replacing
+    for got in await asyncio.gather(*asking):
+        assert [said(answer, stream=True) for answer in got] == [(_SAID, ["stop"])] * len(got)
+    await fleet.settled()
 
 
 @pytest.mark.parametrize("scene", [1], indirect=True)

@@ -52,6 +52,13 @@ class LocalServer:
         """Let it go on."""
         os.kill(self.pid, signal.SIGCONT)
 
+    def leave(self, within_s: float) -> None:
+        """Ask it to end, and wait until it has."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(within_s)
+        self._process = None
+
     def kill(self) -> None:
         """End it at once; what it held in memory is gone."""
         if self._process is not None and self._process.poll() is None:
