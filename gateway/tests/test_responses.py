@@ -341,9 +341,12 @@ async def test_input_tokens_equal_the_prompt_of_an_answer(fleet: GatewayFleet) -
 async def test_what_is_not_offered_is_an_unknown_url(fleet: GatewayFleet) -> None:
     """POSTs below /v1/responses that are nowhere get 404 in the usual shape, not 405."""
     async with fleet.http() as client:
-        answer = await client.post("/v1/responses/compact", json={})
-    assert answer.status_code == 404
-    assert answer.json()["error"]["code"] == "unknown_url"
+        answers = [
+            await client.post(f"/v1/responses/compact{query}", json={})
+            for query in ("", "?stream=true")
+        ]
+    for answer in answers:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
 
 
 async def test_a_short_answer_is_incomplete(fleet: GatewayFleet) -> None:
