@@ -15,6 +15,7 @@ import pytest
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Limits
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway import intake
+from headrace_gateway.http_server import listening_socket
 from headrace_testing.byte_tokenizer import IM_END_ID, IM_START_ID
 from headrace_testing.fake_worker import MODEL, saying
 from headrace_testing.gateway_fleet import GatewayFleet, chat_body
@@ -533,11 +534,7 @@ async def test_drain_ends_streams_that_outlast_the_grace(fleet_parts: GatewayFle
     await fleet_parts.close()
 
 
-async def test_port_in_use_is_told(fleet: GatewayFleet) -> None:
+def test_port_in_use_is_told(fleet: GatewayFleet) -> None:
     """A second gateway on the same port fails at once and says which."""
-    from headrace_gateway.http_server import HttpServer
-
-    async def nothing(*_: Any) -> None: ...
-
     with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{fleet.gateway.port}"):
-        HttpServer(nothing, f"127.0.0.1:{fleet.gateway.port}", 1.0)
+        listening_socket(f"127.0.0.1:{fleet.gateway.port}", None, shares=False)

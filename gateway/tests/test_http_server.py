@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from headrace_common.errors import ClientGone
 from headrace_gateway import http_server
 from headrace_gateway.http_exchange import AsgiApp, HttpExchange, Receive, Scope, Send
-from headrace_gateway.http_server import HttpServer
+from headrace_gateway.http_server import HttpServer, listening_socket
 from headrace_testing.waiting import eventually
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -41,7 +43,7 @@ class HeldApp:
 @contextlib.asynccontextmanager
 async def serving(app: AsgiApp) -> AsyncIterator[int]:
     """Serve; yields the port."""
-    server = HttpServer(app, "127.0.0.1:0", 1.0)
+    server = HttpServer(app, listening_socket("127.0.0.1:0", None, shares=False), 1.0)
     task = asyncio.create_task(server.serve())
     await eventually(lambda: server.is_serving, within_s=5)
     yield server.port
@@ -325,13 +327,14 @@ def naming_app(names: list[str], name: str) -> AsgiApp:
 async def test_several_processes_share_a_port() -> None:
     """Each gets some of the connections; when one stops the others get all; else it is refused."""
     names: list[str] = []
-    first = HttpServer(naming_app(names, "a"), "127.0.0.1:0", 1.0, shares_port=True)
+    listener = listening_socket("127.0.0.1:0", None, shares=True)
+    first = HttpServer(naming_app(names, "a"), listener, 1.0)
     address = f"127.0.0.1:{first.port}"
     tasks = [asyncio.create_task(first.serve())]
     await eventually(lambda: first.is_serving, within_s=5)
     with pytest.raises(OSError, match="cannot listen"):
-        HttpServer(naming_app(names, "x"), address, 1.0)
-    second = HttpServer(naming_app(names, "b"), address, 1.0, shares_port=True)
+        listening_socket(address, None, shares=False)
+    second = HttpServer(naming_app(names, "b"), listening_socket(address, None, shares=True), 1.0)
     tasks.append(asyncio.create_task(second.serve()))
     await eventually(lambda: second.is_serving, within_s=5)
     for _ in range(40):
@@ -345,6 +348,54 @@ async def test_several_processes_share_a_port() -> None:
     assert set(names) == {"b"}
     second.stop()
     await tasks[1]
+
+
+def inherited(address: str = "127.0.0.1:0") -> tuple[socket.socket, int]:
+    """A bound socket of another process, as good as, and the descriptor that it handed on."""
+    host, port = address.split(":")
+    held = socket.socket()
+    held.bind((host, int(port)))
+    return held, os.dup(held.fileno())
+
+
+async def test_who_comes_between_two_servers_of_a_handed_socket_is_answered_by_the_second() -> None:
+    """A server that stops takes none from then on, and nobody is refused while none is there."""
+    names: list[str] = []
+    held, descriptor = inherited()
+    with held:
+        first = HttpServer(
+            naming_app(names, "a"), listening_socket("", descriptor, shares=False), 1
+        )
+        task = asyncio.create_task(first.serve())
+        await eventually(lambda: first.is_serving, within_s=5)
+        assert b" 204 " in await what_comes(first.port, REQUEST)
+        first.stop()
+        early = asyncio.create_task(what_comes(first.port, REQUEST))
+        await task
+        late = asyncio.create_task(what_comes(first.port, REQUEST))
+        await asyncio.sleep(0.05)
+        assert names == ["a"]
+        listener = listening_socket("", os.dup(held.fileno()), shares=False)
+        second = HttpServer(naming_app(names, "b"), listener, 1)
+        task = asyncio.create_task(second.serve())
+        assert b" 204 " in await early
+        assert b" 204 " in await late
+        assert names == ["a", "b", "b"]
+        second.stop()
+        await task
+
+
+def test_what_is_no_bound_tcp_socket_is_told_so(tmp_path: Path) -> None:
+    """A file, a socket of another kind, one without an address, and nothing at all."""
+    with (tmp_path / "file").open("wb") as file, pytest.raises(OSError, match="cannot listen on"):
+        listening_socket("", os.dup(file.fileno()), shares=False)
+    for wrong in (socket.socket(type=socket.SOCK_DGRAM), socket.socket(socket.AF_UNIX)):
+        with wrong, pytest.raises(OSError, match="not a bound TCP socket"):
+            listening_socket("", os.dup(wrong.fileno()), shares=False)
+    with socket.socket() as free, pytest.raises(OSError, match="not a bound TCP socket"):
+        listening_socket("", os.dup(free.fileno()), shares=False)
+    with pytest.raises(OSError, match="descriptor 999: "):
+        listening_socket("", 999, shares=False)
 
 
 async def test_a_client_that_does_not_read_costs_little_and_is_cut() -> None:

@@ -89,6 +89,32 @@ def test_starts_without_its_dependencies_and_leaves_on_sigterm(
     assert "sk-hr-x" not in log
 
 
+def test_a_killed_gateway_refuses_nobody_who_comes_on_a_socket_that_it_inherits(
+    environment: dict[str, str],
+) -> None:
+    """Who connects while no process is there is answered by the next one."""
+    del environment["HEADRACE_GATEWAY_LISTEN"]
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        host, port = held.getsockname()
+        environment["HEADRACE_GATEWAY_LISTEN_FD"] = str(held.fileno())
+
+        def start() -> subprocess.Popen[bytes]:
+            command = [sys.executable, "-m", "headrace_gateway"]
+            return subprocess.Popen(command, env=environment, pass_fds=[held.fileno()])
+
+        first = start()
+        eventually_sync(lambda: is_healthy(f"{host}:{port}"), within_s=30)
+        first.kill()
+        first.wait()
+        with socket.create_connection((host, port), timeout=30) as client:
+            client.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+            second = start()
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
+        second.terminate()
+        assert second.wait(timeout=15) == 0
+
+
 def test_port_in_use_is_a_clear_message(environment: dict[str, str], tmp_path: Path) -> None:
     """One line that names the address, exit code 1."""
     with socket.socket() as taken:

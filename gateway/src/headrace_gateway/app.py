@@ -32,7 +32,7 @@ from headrace_gateway.cross_origin import CrossOrigin
 from headrace_gateway.embeddings import EmbeddingsDialect
 from headrace_gateway.generation import Generator
 from headrace_gateway.http_exchange import AsgiApp
-from headrace_gateway.http_server import HttpServer
+from headrace_gateway.http_server import HttpServer, listening_socket
 from headrace_gateway.idempotency import Idempotency
 from headrace_gateway.input_guard import InputGuard
 from headrace_gateway.intake import Goal, Intake, TierGoals
@@ -151,9 +151,8 @@ class Gateway:
         self._runner = self._build_runner(clock)
         self._server = HttpServer(
             self._build_app(clock),
-            settings.listen,
+            listening_socket(settings.listen, settings.listen_fd, shares=settings.shares_port),
             settings.drain_grace_s,
-            shares_port=settings.shares_port,
         )
         self._observability: ObservabilityServer | None = None
         self._tasks: list[asyncio.Task[None]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import math
 import re
 import socket
@@ -297,18 +298,12 @@ class HttpServer:
 
     Args:
         app: the application; gets no lifespan events.
-        address: host:port; port 0 takes a free one, see `port`.
+        listener: where to listen, see `listening_socket`; closed by `stop`.
         drain_grace_s: running requests get so long to finish after `stop`.
-        shares_port: whether other processes may listen on the same address too.
-
-    Raises:
-        OSError: the address cannot be bound.
     """
 
-    def __init__(
-        self, app: AsgiApp, address: str, drain_grace_s: float, *, shares_port: bool = False
-    ) -> None:
-        self._socket = _bound(address, shares_port)
+    def __init__(self, app: AsgiApp, listener: socket.socket, drain_grace_s: float) -> None:
+        self._socket = listener
         self.port: int = self._socket.getsockname()[1]
         self._server = _Server(
             uvicorn.Config(
@@ -342,8 +337,44 @@ class HttpServer:
             await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
 
     def stop(self) -> None:
-        """Take no new connections and end `serve`."""
+        """Take no new connections, from now on, and end `serve`."""
+        if self._server.started:
+            # Uvicorn would do so a turn of its clock later, and what is taken by then is dropped.
+            for server in self._server.servers:
+                server.close()
         self._server.should_exit = True
+
+
+def listening_socket(address: str, inherited: int | None, *, shares: bool) -> socket.socket:
+    """Return the bound socket to listen on.
+
+    Args:
+        address: host:port; port 0 takes a free one.
+        inherited: descriptor of a socket that is bound already, taken instead of the address.
+        shares: whether other processes may listen on the same address too.
+
+    Raises:
+        OSError: the address cannot be bound, or the descriptor is none of a TCP socket.
+    """
+    return _bound(address, shares) if inherited is None else _adopted(inherited)
+
+
+def _adopted(descriptor: int) -> socket.socket:
+    try:
+        adopted = socket.socket(fileno=descriptor)
+    except OSError as error:
+        why = f"cannot listen on descriptor {descriptor}: {error.strerror}"
+        raise OSError(error.errno, why) from error
+    is_internet = adopted.family in (socket.AF_INET, socket.AF_INET6)
+    if not is_internet or adopted.type != socket.SOCK_STREAM or not adopted.getsockname()[1]:
+        adopted.close()
+        raise OSError(
+            errno.EINVAL, f"cannot listen on descriptor {descriptor}: not a bound TCP socket"
+        )
+    adopted.set_inheritable(False)
+    adopted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    adopted.setblocking(False)
+    return adopted
 
 
 def _bound(address: str, shares_port: bool) -> socket.socket:

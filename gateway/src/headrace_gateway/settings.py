@@ -20,6 +20,13 @@ class GatewaySettings(RpcServiceSettings):
     model_config = config(prefix)
 
     listen: Address = Field("127.0.0.1:8080", description="host:port of the public HTTP API.")
+    listen_fd: int | None = Field(
+        None,
+        ge=3,
+        description="Descriptor of a bound TCP socket that this process inherits and listens on, "
+        "instead of `listen`. While whoever made it holds it too, connections wait in it when the "
+        "gateway starts again, and none is refused.",
+    )
     router_address: str = Field(
         "127.0.0.1:7010", pattern=_PEER, description="host:port of the router."
     )

@@ -1,10 +1,13 @@
 """A child process for the supervisor's tests: answers /ready, and misbehaves on request.
 
 Usage: stand_in.py PORT [--grandchild PIDFILE] [--exit-code N] [--ignore-term] [--not-ready-file F]
+With STAND_IN_LISTEN_FD it listens on the socket that it inherits, and PORT only names it.
 """
 
 import argparse
+import os
 import signal
+import socket
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -41,4 +44,10 @@ class Handler(BaseHTTPRequestHandler):
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN if args.ignore_term else lambda *_: sys.exit(0))
 HTTPServer.allow_reuse_address = True
-HTTPServer(("127.0.0.1", args.port), Handler).serve_forever()
+inherited = os.environ.get("STAND_IN_LISTEN_FD")
+server = HTTPServer(("127.0.0.1", args.port), Handler, bind_and_activate=not inherited)
+if inherited:
+    server.socket.close()
+    server.socket = socket.socket(fileno=int(inherited))
+    server.server_activate()
+server.serve_forever()

@@ -60,6 +60,15 @@ def test_no_two_parts_share_an_address_and_all_but_the_gateway_are_on_loopback()
     assert [a for a in addresses if not a.startswith("127.0.0.1:")] == ["0.0.0.0:8080"]
 
 
+def test_only_gateways_listen_on_sockets_that_the_supervisor_holds() -> None:
+    """Their addresses are the ones that clients know."""
+    handed = {name: it.listen_fd_setting for name, it in plan(num_gateways=2).items()}
+    setting = "HEADRACE_GATEWAY_LISTEN_FD"
+    assert {name: it for name, it in handed.items() if it} == {
+        "gateway": setting, "gateway-2": setting,
+    }  # fmt: skip
+
+
 def test_several_gateways_share_all_but_port_and_outbox() -> None:
     """Each writes an outbox of its own; what is kept for callers is there for all of them."""
     specs = plan(num_gateways=3)

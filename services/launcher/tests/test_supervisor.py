@@ -3,11 +3,13 @@
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 
 from headrace_launcher.child_state import RestartPolicy
 from headrace_launcher.fleet_view import ChildView
@@ -76,6 +78,42 @@ async def test_a_killed_child_starts_again_at_the_same_address(state_dir, make_s
         assert after.address == before.address
         assert after.pid != before.pid
         assert not supervisor.failed.is_set()
+
+
+def ask(port: int) -> socket.socket:
+    """Open a connection and send a request on it."""
+    client = socket.create_connection(("127.0.0.1", port), timeout=15)
+    client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+    return client
+
+
+async def test_who_connects_while_a_child_is_away_waits_for_the_next_one(
+    state_dir, make_spec
+) -> None:
+    """A socket that the supervisor holds refuses nobody until the fleet stops."""
+    spec = make_spec("front", listen_fd_setting="STAND_IN_LISTEN_FD")
+    port = int(spec.address.rpartition(":")[2])
+    async with supervised(state_dir, spec) as supervisor:
+        await asyncio.wait_for(supervisor.wait_ready(), 15)
+        process = psutil.Process(child(supervisor, "front").pid)
+        process.kill()
+        await eventually(lambda: not is_running(process.pid), within_s=15)
+        with ask(port) as client:
+            assert b" 200 " in await asyncio.to_thread(client.recv, 100)
+        assert child(supervisor, "front").restarts == 1
+    with pytest.raises(ConnectionRefusedError):
+        ask(port)
+
+
+async def test_an_address_that_cannot_be_had_fails_the_fleet(state_dir, make_spec) -> None:
+    """It is named, and no process was started for it."""
+    spec = make_spec("front", listen_fd_setting="STAND_IN_LISTEN_FD")
+    port = int(spec.address.rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)):
+        async with supervised(state_dir, spec) as supervisor:
+            await asyncio.wait_for(supervisor.wait_ready(), 15)
+            assert supervisor.failure.startswith(f"front cannot listen on 127.0.0.1:{port}")
+            assert child(supervisor, "front").pid is None
 
 
 async def test_a_crash_loop_fails_the_fleet_with_the_end_of_the_log(state_dir, make_spec) -> None:

@@ -78,6 +78,9 @@ class ChildSpec:
     # Wins over the environment / only fills gaps in it.
     environment: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, str] = field(default_factory=dict)
+    # Names the setting by which the child is told the descriptor of its listening socket. The
+    # supervisor holds that socket, so connections wait in it while the child starts again.
+    listen_fd_setting: str = ""
     start_timeout_s: float = _SERVICE_START_S
     stop_grace_s: float = _STORE_STOP_S
 
@@ -196,6 +199,7 @@ class _Planner:
             stop_stage=_STOP_STAGE[name],
             environment={prefix + key: value for key, value in own.items()},
             defaults=self._common_defaults(prefix),
+            listen_fd_setting=prefix + "LISTEN_FD" if name == "gateway" else "",
             stop_grace_s=self._options.drain_grace_s + _STOP_MARGIN_S,
             start_timeout_s=_WORKER_START_S if name in _AFTER_WORKERS else _SERVICE_START_S,
         )

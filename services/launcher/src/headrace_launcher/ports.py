@@ -8,6 +8,8 @@ from contextlib import ExitStack
 
 import psutil
 
+from headrace_common.settings import split_address
+
 # Below the range for outgoing connections: a port stays free while its service restarts.
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 _MAX_TRIES = 2000
@@ -32,6 +34,23 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
                 continue
             found.append(port)
     raise OSError(f"no {count} free ports between {_FIRST_PORT} and {_LAST_PORT} on {host}")
+
+
+def bound_socket(address: str) -> socket.socket:
+    """Return a socket bound to ``host:port`` that does not listen yet; the caller closes it.
+
+    Raises:
+        OSError: it cannot be bound; names the address.
+    """
+    host, port = split_address(address)
+    server = socket.socket()
+    try:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((host, port))
+    except OSError as error:
+        server.close()
+        raise OSError(error.errno, f"cannot listen on {address}: {error.strerror}") from error
+    return server
 
 
 def bind_error(host: str, port: int) -> OSError | None:

@@ -97,16 +97,22 @@ class Spawner:
             await self._reaper.wait()
 
     async def start(
-        self, argv: Sequence[str], environment: Mapping[str, str], log: Path, cwd: Path
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        cwd: Path,
+        descriptors: Sequence[int] = (),
     ) -> ChildProcess:
-        """Start a program whose output is appended to *log*.
+        """Start a program whose output is appended to *log*; it inherits the *descriptors*.
 
         Raises:
             StartError: the program or the folder does not exist, or the system refuses.
         """
         try:
             with log.open("ab") as output:
-                process = await self._exec(argv, environment, cwd, output.fileno(), output.fileno())
+                told = output.fileno()
+                process = await self._exec(argv, environment, cwd, told, told, descriptors)
         except OSError as error:
             raise StartError(f"could not start {argv[0]}: {error.strerror or error}") from error
         return self._adopt(process)
@@ -134,6 +140,7 @@ class Spawner:
         cwd: Path,
         stdout: int,
         stderr: int,
+        descriptors: Sequence[int] = (),
     ) -> asyncio.subprocess.Process:
         if not os.access(argv[0], os.X_OK):
             raise StartError(f"{argv[0]} is not a program that can be run")
@@ -149,6 +156,7 @@ class Spawner:
             stderr=stderr,
             env=dict(environment),
             cwd=cwd,
+            pass_fds=descriptors,
             start_new_session=True,
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from headrace_launcher.child_state import (
 from headrace_launcher.fleet_view import ChildView
 from headrace_launcher.log_file import cut_if_long, last_lines
 from headrace_launcher.plan import ChildSpec, ProbeKind
+from headrace_launcher.ports import bound_socket
 from headrace_launcher.process import ChildProcess, Spawner, StartError
 from headrace_launcher.state_dir import StateDir
 
@@ -49,6 +51,8 @@ class _Child:
     life: ChildLife
     log: Path
     process: ChildProcess | None = None
+    # Its listening socket, from the first start to the fleet's stop.
+    listener: socket.socket | None = None
     progress_ratio: float | None = None
     detail: str = ""
     ready_once: asyncio.Event = field(default_factory=asyncio.Event)
@@ -57,6 +61,26 @@ class _Child:
     def probe(self) -> probes.Probe:
         address = self.spec.metrics_address or self.spec.address
         return _PROBES[self.spec.probe](address)
+
+    def inherited(self) -> tuple[int, ...]:
+        """Return the descriptors that a new process gets; binds the socket the first time.
+
+        Raises:
+            StartError: the address cannot be had.
+        """
+        if not self.spec.listen_fd_setting:
+            return ()
+        if self.listener is None:
+            try:
+                self.listener = bound_socket(self.spec.address)
+            except OSError as error:
+                raise StartError(error.strerror) from error
+        return (self.listener.fileno(),)
+
+    def let_go(self) -> None:
+        """Close our copy of the listening socket: it ends with the process that listens."""
+        if self.listener is not None:
+            self.listener.close()
 
     def view(self) -> ChildView:
         return ChildView(
@@ -132,6 +156,8 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Stop the children stage by stage; afterwards none of them runs."""
+        for child in self._children:  # nobody waits for a process that will not come
+            child.let_go()
         for child in self._children:  # who does not run now will not be started
             if child.process is None:
                 self._ask_to_stop(child)
@@ -170,9 +196,7 @@ class Supervisor:
     async def _run_once(self, child: _Child) -> float | None:
         """Run the process to its end; return the pause before the next one, None = no next one."""
         try:
-            process = await self._spawner.start(
-                child.spec.argv, self._environment_of(child.spec), child.log, self._cwd
-            )
+            process = await self._spawn(child)
         except StartError as error:
             self._fail(child, child.life.start_failed(str(error)))
             return None
@@ -186,6 +210,14 @@ class Supervisor:
         await cancel_and_wait(watch)
         child.process, child.progress_ratio = None, None
         return self._after_exit(child, code)
+
+    async def _spawn(self, child: _Child) -> ChildProcess:
+        descriptors, environment = child.inherited(), self._environment_of(child.spec)
+        for descriptor in descriptors:
+            environment[child.spec.listen_fd_setting] = str(descriptor)
+        return await self._spawner.start(
+            child.spec.argv, environment, child.log, self._cwd, descriptors
+        )
 
     def _after_exit(self, child: _Child, code: int) -> float | None:
         action = child.life.exited(code, time.monotonic())
