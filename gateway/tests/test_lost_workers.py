@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 
@@ -132,6 +133,49 @@ async def test_all_workers_lost_before_the_first_token(fleet: GatewayFleet) -> N
     assert answer.headers["x-request-id"] in answer.json()["error"]["message"]
     await fleet.settled()
     assert len(fleet.usage.closed_events()) == 1
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_request_waits_for_a_model_that_is_back_in_a_moment(
+    fleet_of_two: GatewayFleet, streaming: bool
+) -> None:
+    """All replicas restart at once: who comes meanwhile is answered, and asks the router twice."""
+    fleet = fleet_of_two
+    for worker_id in ("w0", "w1"):
+        fleet.router.set_reachable(worker_id, False)
+    asked = asyncio.create_task(ask(fleet, stream=streaming))
+    await asyncio.sleep(0.5)
+    assert not asked.done()
+    fleet.router.set_reachable("w1", True)
+    answer = await asked
+    assert answer.status_code == 200
+    assert answer.headers["x-headrace-replica"] == "w1"
+    assert len(fleet.router.picks) <= 3
+    await fleet.settled()
+
+
+async def test_a_model_that_does_not_come_back_is_refused_after_a_bound(
+    fleet_parts: GatewayFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a real status and Retry-After; at once where it has been gone for long."""
+    fleet_parts.settings = {"replica_wait_s": 0.6}
+    await fleet_parts.start()
+    try:
+        fleet_parts.router.set_reachable("w0", False)
+        absences = fleet_parts.gateway.directory.absences
+        for is_lately in (True, False):
+            if not is_lately:
+                monkeypatch.setattr("headrace_gateway.absences._LATELY_S", 0.0)
+                fleet_parts.gateway._flow.generator.__dict__["replica_wait_s"] = 60.0
+            started_s = time.monotonic()
+            async with asyncio.timeout(20.0):
+                answer = await ask(fleet_parts, stream=True)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json()["error"]["code"] == "no_replica"
+            assert not is_lately or time.monotonic() - started_s >= 0.6
+            assert not await absences.until_back("never-served", 60.0)
+    finally:
+        await fleet_parts.close()
 
 
 async def test_stream_waits_for_a_replacement(fleet: GatewayFleet) -> None:

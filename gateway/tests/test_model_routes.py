@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -121,6 +122,20 @@ async def test_the_next_model_steps_in_before_the_first_byte(fleet: GatewayFleet
         usage = closed.usage
         assert closed.amount_nano_usd == 7 * usage.prompt_tokens + 11 * usage.output_tokens
     assert [settle.actual.requests for settle in fleet.limiter.settles] == [0, 1] * 3
+
+
+async def test_nobody_waits_for_a_lost_model_while_another_stands_ready(
+    fleet: GatewayFleet,
+) -> None:
+    """Asked for by its own name it is waited for; by the route its spare answers at once."""
+    fleet.router.set_reachable("w0", False)
+    async with fleet.http() as client, asyncio.timeout(5.0):
+        waiting = asyncio.create_task(client.post("/v1/chat/completions", json=chat_body()))
+        answer = await client.post("/v1/chat/completions", json=chat_body(model="gpt-4o"))
+        assert answer.headers["x-headrace-model"] == SPARE
+        assert not waiting.done()
+        fleet.router.set_reachable("w0", True)
+        assert (await waiting).json()["model"] == MODEL
 
 
 async def test_neither_a_wrong_request_nor_a_started_stream_falls_back(

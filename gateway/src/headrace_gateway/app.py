@@ -231,6 +231,7 @@ class Gateway:
                     random.random,
                 ),
                 settings.max_attempts,
+                settings.replica_wait_s,
             ),
             usage_log=self._usage_log,
             prices=self._prices.book,

@@ -26,6 +26,7 @@ from headrace_common.clock import Clock
 from headrace_common.errors import (
     HeadraceError,
     Internal,
+    ModelNotFound,
     NoReplica,
     QueueFull,
     ReplicaDraining,
@@ -95,6 +96,8 @@ class Job:
     queue_s: float | None = None
     # As the last worker told them.
     timings: pb.Timings | None = None
+    # Whether another model stands ready for it, so that it waits for no replica of this one.
+    has_spare: bool = False
     # Text that goes before each choice's own.
     echo: str = ""
     prompt_logprobs: list[pb.TokenLogprob] = field(default_factory=list)
@@ -211,6 +214,7 @@ class Generator:
         metrics: resumes and degraded picks are counted.
         retries: what pays for further attempts at a first token.
         max_attempts: most replicas tried for one job.
+        replica_wait_s: a request whose model lost its last replica waits so long for one.
     """
 
     router: Picker
@@ -220,6 +224,7 @@ class Generator:
     metrics: GatewayMetrics
     retries: RetryBudget
     max_attempts: int = 4
+    replica_wait_s: float = 0.0
 
     async def run(self, job: Job, deadline_s: float, outlet: Outlet) -> None:
         """Generate until every choice has ended. Cancelling it aborts the work at the worker.
@@ -319,18 +324,28 @@ class Generator:
         await asyncio.sleep(self.retries.wait_s(num_failures))
 
     async def _choose(self, job: Job, deadline_s: float, failure: Unavailable | None) -> _Attempt:
-        """Pick, and for a stream that lost its replica wait a little for another."""
-        give_up_s = self.clock.now_s() + (_REPLACEMENT_WAIT_S if job.has_tokens else 0.0)
+        """Pick; wait for a replica where the model has none but had one a moment ago."""
+        wait_s = _REPLACEMENT_WAIT_S if job.has_tokens else self.replica_wait_s
+        give_up_s = self.clock.now_s() + wait_s
         while True:
             try:
                 with span("pick", attributes={"attempt": len(job.pick.excluded) + 1}):
                     return await self._pick(job, deadline_s)
-            except NoReplica:
+            except (NoReplica, ModelNotFound):
                 if isinstance(failure, QueueFull):
                     raise _final(failure) from None
-                if self.clock.now_s() >= give_up_s:
+                left_s = min(give_up_s, deadline_s) - self.clock.now_s()
+                if not await self._may_return(job, left_s):
                     raise
+
+    async def _may_return(self, job: Job, left_s: float) -> bool:
+        """Wait until it is worth while to pick again; False = it is not."""
+        if not job.has_tokens:
+            absences = self.directory.absences
+            return not job.has_spare and await absences.until_back(job.pick.model, left_s)
+        if left_s > 0:
             await asyncio.sleep(_REPLACEMENT_POLL_S)
+        return left_s > 0
 
     async def _pick(self, job: Job, deadline_s: float) -> _Attempt:
         started_s = self.clock.now_s()

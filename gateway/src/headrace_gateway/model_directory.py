@@ -26,6 +26,7 @@ from headrace_contracts.router.v1.router_pb2 import Replica, ReplicaList
 from headrace_contracts.types.v1.types_pb2 import ReplicaRef
 from headrace_contracts.worker.v1 import worker_pb2
 from headrace_contracts.worker.v1.worker_pb2 import ModelCard
+from headrace_gateway.absences import Absences
 from headrace_gateway.prompt import PromptEncoder
 from headrace_gateway.sampling_defaults import SamplingDefaults
 from headrace_gateway.text_prompt import TextEncoder
@@ -122,6 +123,8 @@ class ModelDirectory:
         self._fetches: dict[tuple[str, str], asyncio.Task[None]] = {}
         # Where something runs: the address, and whom to tell if it is lost.
         self._running: dict[RefKey, tuple[str, set[OnLost]]] = {}
+        # Of models that have lost their last replica.
+        self.absences = Absences()
         # Monotonic times: up to when what is not known is waited for, and up to when a start may
         # hold back readiness. Nobody watches yet.
         self._learns_until_s = self._starts_until_s = 0.0
@@ -252,6 +255,8 @@ class ModelDirectory:
                 self._cards[card.model] = card
                 self._ensure_encoder(card)
         self._tell_lost()
+        usable = [replica for replica in replicas.replicas if _is_usable(replica)]
+        self.absences.note({card.model for replica in usable for card in replica.models})
         self._tell_news()
         listed = {replica.address for replica in self._replicas.values()}
         # A router that has just started lists nothing yet: then nothing is dropped. Streams under

@@ -33,6 +33,7 @@ from headrace_common.errors import (
     Deadline,
     HeadraceError,
     InvalidRequest,
+    NoReplica,
     Unavailable,
 )
 from headrace_common.price_rows import cached_tokens
@@ -248,7 +249,11 @@ class RequestFlow:
 
     def _jobs(self, visit: Visit, model: ServedModel, prompts: list[EncodedPrompt]) -> list[Job]:
         goals = self.limits.goals
-        return make_jobs(visit.request_id, visit.request, model, visit.principal, prompts, goals)
+        jobs = make_jobs(visit.request_id, visit.request, model, visit.principal, prompts, goals)
+        if visit.choice is not None and visit.choice.may_leave(NoReplica("")):
+            for job in jobs:
+                job.has_spare = True
+        return jobs
 
     # --- the work --------------------------------------------------------------------------
 

@@ -183,6 +183,14 @@ class GatewaySettings(RpcServiceSettings):
     max_attempts: int = Field(
         4, ge=1, le=16, description="Most replicas tried for one request, resumes included."
     )
+    replica_wait_s: float = Field(
+        12.0,
+        ge=0,
+        le=600,
+        description="A request whose model lost its last replica within the last minute waits so "
+        "long for one, unless its route has another model for it. Below silent_start_s, so that a "
+        "refusal has a real status; 0 = it is refused at once. Seconds.",
+    )
     retry_ratio: float = Field(
         0.2, ge=0, le=10, description="Retries before the first token that each request pays for."
     )
