@@ -213,7 +213,7 @@ class Gateway:
         return RequestFlow(
             names=self._names,
             intake=self._intake,
-            input_guard=InputGuard(self._guard, self.metrics, settings.guard_timeout_s),
+            input_guard=InputGuard(self._guard, self.metrics, settings.guard_wait_s),
             output_guard=self._guard,
             sent_reports=self._sent_reports,
             admission=self._admission,

@@ -1,8 +1,7 @@
 """The verdict on an input, under the key's policy for a guard that cannot answer.
 
 A guard that starts again is no reason to refuse: whoever cannot do without it asks again while
-nobody listens there, as long as a verdict may take. A guard that is there and silent is not asked
-twice.
+nobody listens there, within a bound. A guard that is there and silent is not asked twice.
 """
 
 from __future__ import annotations

@@ -206,6 +206,14 @@ class GatewaySettings(RpcServiceSettings):
     guard_timeout_s: float = Field(
         4.0, gt=0, le=60, description="Longest wait for a verdict on an input. Seconds."
     )
+    guard_wait_s: float = Field(
+        12.0,
+        ge=0,
+        le=600,
+        description="A request of a fail-closed key waits so long for a guard while nobody listens "
+        "there: it may be starting again. Below silent_start_s, so that a refusal has a real "
+        "status. Seconds.",
+    )
     admit_timeout_s: float = Field(
         0.5, gt=0, le=10, description="Longest wait for an admission. Seconds."
     )
