@@ -15,7 +15,7 @@ import pytest
 from headrace_contracts.ratelimit.v1.ratelimit_pb2 import Limits
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway import intake
-from headrace_gateway.http_server import listening_socket
+from headrace_gateway.listener import listening_socket
 from headrace_testing.byte_tokenizer import IM_END_ID, IM_START_ID
 from headrace_testing.fake_worker import MODEL, saying
 from headrace_testing.gateway_fleet import GatewayFleet, chat_body

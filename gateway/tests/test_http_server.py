@@ -15,7 +15,8 @@ import pytest
 from headrace_common.errors import ClientGone
 from headrace_gateway import http_server
 from headrace_gateway.http_exchange import AsgiApp, HttpExchange, Receive, Scope, Send
-from headrace_gateway.http_server import HttpServer, listening_socket
+from headrace_gateway.http_server import HttpServer
+from headrace_gateway.listener import listening_socket
 from headrace_testing.waiting import eventually
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -383,6 +384,29 @@ async def test_who_comes_between_two_servers_of_a_handed_socket_is_answered_by_t
         assert names == ["a", "b", "b"]
         second.stop()
         await task
+
+
+async def test_who_has_connected_when_the_server_stops_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A first request is waited for, within a bound; after it the connection ends."""
+    monkeypatch.setattr(http_server, "_LAST_HEAD_S", 0.5)
+    server = HttpServer(plain_app, listening_socket("127.0.0.1:0", None, shares=False), 5.0)
+    task = asyncio.create_task(server.serve())
+    await eventually(lambda: server.is_serving, within_s=5)
+    _, silent = await asyncio.open_connection("127.0.0.1", server.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    await eventually(lambda: len(server.connections) == 2, within_s=5)
+    server.stop()
+    await asyncio.sleep(0.2)
+    writer.write(REQUEST)
+    async with asyncio.timeout(5.0):
+        answer = await reader.read()
+        assert b" 204 " in answer
+        assert b"connection: close" in answer.lower()
+        await task
+    for one in (silent, writer):
+        one.close()
 
 
 def test_what_is_no_bound_tcp_socket_is_told_so(tmp_path: Path) -> None:

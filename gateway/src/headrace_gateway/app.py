@@ -32,11 +32,12 @@ from headrace_gateway.cross_origin import CrossOrigin
 from headrace_gateway.embeddings import EmbeddingsDialect
 from headrace_gateway.generation import Generator
 from headrace_gateway.http_exchange import AsgiApp
-from headrace_gateway.http_server import HttpServer, listening_socket
+from headrace_gateway.http_server import HttpServer
 from headrace_gateway.idempotency import Idempotency
 from headrace_gateway.input_guard import InputGuard
 from headrace_gateway.intake import Goal, Intake, TierGoals
 from headrace_gateway.limiter_outage import OutageProofLimiter
+from headrace_gateway.listener import listening_socket
 from headrace_gateway.messages_api.count_tokens import CountDialect, TokenCount
 from headrace_gateway.messages_api.dialect import MessagesDialect
 from headrace_gateway.metrics import GatewayMetrics
@@ -254,7 +255,6 @@ class Gateway:
         limits = HttpLimits(self._settings.max_body_bytes, self._settings.slow_reader_s)
         context = RouteContext(
             self._auth,
-            self._lifecycle.stopping.is_set,
             limits,
             clock,
             self.metrics,

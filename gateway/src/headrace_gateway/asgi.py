@@ -53,7 +53,6 @@ class RouteContext:
 
     Args:
         auth: checks keys.
-        is_stopping: whether new work is refused.
         limits: of body and client.
         clock: time.
         metrics: requests are counted.
@@ -62,7 +61,6 @@ class RouteContext:
     """
 
     auth: KeyAuth
-    is_stopping: Callable[[], bool]
     limits: HttpLimits
     clock: Clock
     metrics: GatewayMetrics
@@ -137,8 +135,6 @@ class ApiRoute(ABC):
         context = self._context
         headers = exchange.request_headers
         principal = await context.auth.resolve(key_digest(headers))
-        if context.is_stopping():
-            raise Unavailable("The server is stopping.", retry_after_s=1.0)
         try:
             check_scope(principal, "inference")
             check_query(exchange.query, self._form.query_params)

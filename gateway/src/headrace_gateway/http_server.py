@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import math
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 
 import httptools
 import orjson
@@ -19,7 +19,6 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from headrace_common.settings import split_address
 from headrace_gateway.error_body import Headers
 from headrace_gateway.http_exchange import CONNECTION_EXTENSION, AsgiApp
 from headrace_gateway.request_headers import headers_by_name
@@ -29,13 +28,12 @@ _KEEP_ALIVE_S = 75
 # From the connection's start, or from the last answer, a request's head must be complete within
 # this time: who sends nothing, or a byte now and then, holds no connection for ever.
 _HEAD_S = 90.0
+# The same for a connection on which nothing was asked yet when the server stops.
+_LAST_HEAD_S = 1.0
 # Read at most, beyond one chunk of the socket's, before it is known who calls.
 _MAX_HEAD_BYTES = 64 * 1024
 _BACKLOG = 2048
 _LAST_WORDS_S = 5.0
-# What the kernel may keep unsent per connection. Left to itself it grows to megabytes, and a client
-# that does not read would be noticed only then.
-_SEND_BUFFER_BYTES = 256 * 1024
 
 
 def _last_words(status: bytes, message: str, code: str) -> bytes:
@@ -150,8 +148,21 @@ class _Protocol(HttpToolsProtocol):
     watcher: Callable[[], None] | None = None
     is_lost = is_paused = False
 
+    # The server stops, and waits for the first request of this connection.
+    _is_last = False
+
     def cut(self) -> None:
         self.transport.abort()
+
+    def shutdown(self) -> None:
+        """As uvicorn's own, except that who has just connected may still ask."""
+        if self.cycle is None:
+            self._is_last, self._head_due_s = True, self.loop.time() + _LAST_HEAD_S
+            if self._timer is not None:
+                self._timer.cancel()
+            self._look_again(self.loop.time())
+        else:
+            super().shutdown()
 
     def pause_writing(self) -> None:
         self.is_paused = True
@@ -217,6 +228,8 @@ class _Protocol(HttpToolsProtocol):
             raise ValueError("a transfer coding that is not known")
         self.expect_100_continue = headers.get(b"expect", b"").lower() == b"100-continue"
         super().on_headers_complete()
+        if self._is_last:
+            self.cycle.keep_alive = False
         self.scope[CONNECTION_EXTENSION] = self, _Reply(self.cycle, headers)  # type: ignore[literal-required]
 
     def on_message_complete(self) -> None:
@@ -298,7 +311,7 @@ class HttpServer:
 
     Args:
         app: the application; gets no lifespan events.
-        listener: where to listen, see `listening_socket`; closed by `stop`.
+        listener: where to listen, see `listener.listening_socket`; closed by `stop`.
         drain_grace_s: running requests get so long to finish after `stop`.
     """
 
@@ -328,6 +341,11 @@ class HttpServer:
         """Whether connections are taken."""
         return bool(self._server.started)
 
+    @property
+    def connections(self) -> AbstractSet[object]:
+        """Those that are open."""
+        return self._server.server_state.connections
+
     async def serve(self) -> None:
         """Serve until `stop`; returns once running requests are over or the grace has ended."""
         await self._server.serve(sockets=[self._socket])
@@ -343,52 +361,3 @@ class HttpServer:
             for server in self._server.servers:
                 server.close()
         self._server.should_exit = True
-
-
-def listening_socket(address: str, inherited: int | None, *, shares: bool) -> socket.socket:
-    """Return the bound socket to listen on.
-
-    Args:
-        address: host:port; port 0 takes a free one.
-        inherited: descriptor of a socket that is bound already, taken instead of the address.
-        shares: whether other processes may listen on the same address too.
-
-    Raises:
-        OSError: the address cannot be bound, or the descriptor is none of a TCP socket.
-    """
-    return _bound(address, shares) if inherited is None else _adopted(inherited)
-
-
-def _adopted(descriptor: int) -> socket.socket:
-    try:
-        adopted = socket.socket(fileno=descriptor)
-    except OSError as error:
-        why = f"cannot listen on descriptor {descriptor}: {error.strerror}"
-        raise OSError(error.errno, why) from error
-    is_internet = adopted.family in (socket.AF_INET, socket.AF_INET6)
-    if not is_internet or adopted.type != socket.SOCK_STREAM or not adopted.getsockname()[1]:
-        adopted.close()
-        raise OSError(
-            errno.EINVAL, f"cannot listen on descriptor {descriptor}: not a bound TCP socket"
-        )
-    adopted.set_inheritable(False)
-    adopted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-    adopted.setblocking(False)
-    return adopted
-
-
-def _bound(address: str, shares_port: bool) -> socket.socket:
-    host, port = split_address(address)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        if shares_port:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        bound.bind((host.strip("[]"), port))
-        bound.setblocking(False)
-    except OSError as error:
-        bound.close()
-        raise OSError(error.errno, f"cannot listen on {address}: {error.strerror}") from error
-    return bound

@@ -1,0 +1,61 @@
+"""The socket that the public API listens on: bound here, or inherited from whoever holds it."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from headrace_common.settings import split_address
+
+# What the kernel may keep unsent per connection. Left to itself it grows to megabytes, and a client
+# that does not read would be noticed only then.
+_SEND_BUFFER_BYTES = 256 * 1024
+
+
+def listening_socket(address: str, inherited: int | None, *, shares: bool) -> socket.socket:
+    """Return the bound socket to listen on.
+
+    Args:
+        address: host:port; port 0 takes a free one.
+        inherited: descriptor of a socket that is bound already, taken instead of the address.
+        shares: whether other processes may listen on the same address too.
+
+    Raises:
+        OSError: the address cannot be bound, or the descriptor is none of a TCP socket.
+    """
+    return _bound(address, shares) if inherited is None else _adopted(inherited)
+
+
+def _adopted(descriptor: int) -> socket.socket:
+    try:
+        adopted = socket.socket(fileno=descriptor)
+    except OSError as error:
+        why = f"cannot listen on descriptor {descriptor}: {error.strerror}"
+        raise OSError(error.errno, why) from error
+    is_internet = adopted.family in (socket.AF_INET, socket.AF_INET6)
+    if not is_internet or adopted.type != socket.SOCK_STREAM or not adopted.getsockname()[1]:
+        adopted.close()
+        raise OSError(
+            errno.EINVAL, f"cannot listen on descriptor {descriptor}: not a bound TCP socket"
+        )
+    adopted.set_inheritable(False)
+    adopted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    adopted.setblocking(False)
+    return adopted
+
+
+def _bound(address: str, shares_port: bool) -> socket.socket:
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        if shares_port:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind((host.strip("[]"), port))
+        bound.setblocking(False)
+    except OSError as error:
+        bound.close()
+        raise OSError(error.errno, f"cannot listen on {address}: {error.strerror}") from error
+    return bound
