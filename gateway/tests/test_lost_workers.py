@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from headrace_common.errors import NoReplica
+from headrace_contracts.router.v1.router_pb2 import Decision, PickRequest
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_contracts.worker.v1 import worker_pb2
 from headrace_testing.fake_worker import MODEL, FakeWorker, saying
@@ -151,6 +153,30 @@ async def test_a_request_waits_for_a_model_that_is_back_in_a_moment(
     assert answer.status_code == 200
     assert answer.headers["x-headrace-replica"] == "w1"
     assert len(fleet.router.picks) <= 3
+    await fleet.settled()
+
+
+async def test_a_replica_that_is_listed_before_it_may_be_picked_is_asked_for_again(
+    fleet_of_two: GatewayFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The router's list and its choice need not change in the same moment."""
+    fleet = fleet_of_two
+    for worker_id in ("w0", "w1"):
+        fleet.router.set_reachable(worker_id, False)
+    asked = asyncio.create_task(ask(fleet))
+    await eventually(lambda: fleet.router.picks)
+    await asyncio.sleep(0.5)
+    decide, refusals = fleet.router._decide, iter(range(3))
+
+    def refuse_a_while(request: PickRequest) -> Decision:
+        if next(refusals, None) is not None:
+            raise NoReplica("Not yet.", retry_after_s=1.0)
+        return decide(request)
+
+    monkeypatch.setattr(fleet.router, "_decide", refuse_a_while)
+    fleet.router.set_reachable("w1", True)
+    assert (await asked).status_code == 200
+    assert next(refusals, None) is None
     await fleet.settled()
 
 
