@@ -21,6 +21,23 @@ from headrace_testing.freezable import FreezableWay
 from headrace_testing.waiting import eventually
 
 
+async def test_a_peer_that_ends_a_connection_at_once_is_away() -> None:
+    """While a process is killed its socket still takes connections, which end without a word."""
+
+    async def end(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await asyncio.start_server(end, "127.0.0.1", 0)
+    client = SessionClient(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    try:
+        with pytest.raises(ReplicaLost):
+            await client.unary(UNARY, ask("echo:1"), timeout_s=5)
+        assert client.is_away
+    finally:
+        await client.close()
+        server.close()
+
+
 async def test_a_lost_server_fails_running_calls_and_the_next_ones_reach_its_successor(
     peer,
 ) -> None:

@@ -1,11 +1,10 @@
 """Many calls on one connection: the hot path's way to talk.
 
 A unary Python gRPC call costs some 200 microseconds of CPU whatever it carries, a message on an
-open gRPC stream 150, a frame here 15. So a process keeps one connection per peer and all its calls
-ride on it (`frame_socket`; the same frames go over the gRPC method `Session.Open` for peers that
-have nothing else). What is put in one turn of the loop goes into one frame: natural batching, no
-timer. A call keeps the meaning it has in plain gRPC: deadline, cancel, status, back-pressure
-(credits, in messages).
+open gRPC stream 150, a frame here 15. So a process keeps one connection per peer for all its calls
+(`frame_socket`; the same frames go over the gRPC method `Session.Open`). What is put in one turn of
+the loop goes into one frame. A call keeps the meaning it has in plain gRPC: deadline, cancel,
+status, back-pressure (credits, in messages).
 
 A call, seen from either side::
 
@@ -18,8 +17,7 @@ A broken connection ends all its calls with `ReplicaLost`; the next call makes a
 A frozen peer is lost after some seconds of silence (`frame_socket`). A client that has something
 else to turn to names its patience: a call that has had no answer for a tenth of a second then asks
 whether the peer lives at all, by a question that any server answers in the turn in which it comes;
-without a sign of life within the patience it fails, and others at once, until something is heard. A
-slow answer of a living peer is waited for as ever.
+without a sign of life within the patience it fails, and others at once, until something is heard.
 
 Long because a call and the stream it rides on share one protocol.
 """
@@ -592,7 +590,9 @@ class SessionClient:
             self._is_silent, self.is_away = True, False
             raise ReplicaLost(f"The peer at {self.address} does not answer.") from error
         except OSError as error:
-            self._is_silent, self.is_away = False, True
+            # Whoever was silent and now ends connections without a word may still be there.
+            self._is_silent &= isinstance(error, ConnectionAbortedError)
+            self.is_away = not self._is_silent
             raise ReplicaLost(f"The peer at {self.address} cannot be reached.") from error
         finally:
             if self._stream is not stream:

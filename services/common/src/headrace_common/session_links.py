@@ -13,7 +13,6 @@ from typing import Protocol
 
 import grpc
 
-from headrace_common.errors import ReplicaLost
 from headrace_common.frame_socket import MAX_FRAME_ITEMS, PREFACE, FrameSocket
 from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.rpc import open_channel
@@ -43,7 +42,7 @@ class SessionLink(Protocol):
         """Connect, and wait until the peer has answered.
 
         Raises:
-            OSError, ReplicaLost: it cannot be reached.
+            OSError: it cannot be reached.
         """
         ...
 
@@ -93,14 +92,19 @@ class TcpLink:
         return self._socket.heard_s
 
     async def connect(self) -> None:
-        """Connect, and wait for the peer's first beat."""
+        """Connect, and wait for the peer's first beat.
+
+        Raises:
+            OSError: nobody listens, or the connection ended before that beat. A peer that is killed
+                may still be connected to for a moment.
+        """
         host, port = split_address(self._address)
         loop = asyncio.get_running_loop()
         try:
             await loop.create_connection(lambda: self._socket, host.strip("[]"), port)
             await asyncio.wait({self._socket.greeted})
             if self._socket.greeted.cancelled():
-                raise ReplicaLost("The peer speaks no sessions.")
+                raise ConnectionAbortedError("The peer ended the connection without a word.")
         except BaseException:
             self._socket.abort()
             raise
@@ -124,7 +128,11 @@ class GrpcLink:
         self.heard_s = 0.0
 
     async def connect(self) -> None:
-        """Wait until the channel is connected; a refused connection is told at once."""
+        """Wait until the channel is connected.
+
+        Raises:
+            OSError: nobody listens; told at once.
+        """
         while (
             state := self._channel.get_state(try_to_connect=True)
         ) is not grpc.ChannelConnectivity.READY:
@@ -133,7 +141,7 @@ class GrpcLink:
                 grpc.ChannelConnectivity.SHUTDOWN,
             ):
                 await self._channel.close()
-                raise ReplicaLost("The peer cannot be reached.")
+                raise ConnectionRefusedError("The channel cannot be connected.")
             await self._channel.wait_for_state_change(state)
         stub: grpc.aio.StreamStreamMultiCallable[Frame, Frame] = self._channel.stream_stream(
             OPEN_PATH,
