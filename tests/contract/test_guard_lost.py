@@ -227,6 +227,26 @@ class _Looking:
         return outputs[-1]
 
 
+@pytest.mark.parametrize("scene", [2], indirect=True)
+async def test_an_answer_that_is_complete_is_judged_by_another(
+    scene: tuple[GatewayFleet, Guards],
+) -> None:
+    """It was given whole to a guard that stands still and then dies: the other gets it at once."""
+    fleet, guards = scene
+    fleet.worker.script = saying(_SAID + "jo@mail.example.org now")
+    fleet.worker.switches.delay_per_token_s = 0.005
+    key, _ = fleet.new_key(guard_policy="default")
+    asking = asyncio.create_task(answers(fleet, key, stream=True))
+    await eventually(lambda: len(fleet.worker.running) == _NUM_STREAMS)
+    await asyncio.sleep(0.2)
+    guards.running[0].freeze()
+    await eventually(lambda: not fleet.worker.running, within_s=10)
+    guards.running[0].kill()
+    ends = [said(answer, stream=True) for answer in await asking]
+    assert ends == [(_SAID + "[redacted pii.email] now", ["stop"])] * _NUM_STREAMS
+    await fleet.settled()
+
+
 @pytest.mark.parametrize("scene", [1], indirect=True)
 async def test_a_guard_that_leaves_costs_nobody_an_answer(
     scene: tuple[GatewayFleet, Guards],

@@ -7,6 +7,8 @@ import inspect
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from random import SystemRandom
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -69,8 +71,13 @@ def eventually_sync(probe: Callable[[], T], *, within_s: float = 5.0, every_s: f
 
 
 def free_port() -> int:
-    """Return a loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a loopback port that was free a moment ago.
+
+    It is none that the system gives to whoever asks for any: it stays free while a server that was
+    killed starts again, and no server of another test answers there meanwhile.
+    """
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            port = SystemRandom().randrange(10_000, 20_000)
+            probe.bind(("127.0.0.1", port))
+            return port
