@@ -38,6 +38,24 @@ async def test_an_answer_that_lies_unread_is_no_time_out() -> None:
         await client.close()
 
 
+async def test_a_greeting_that_lies_unread_is_no_time_out() -> None:
+    """Nor is a loop that stood still while the connection was being made."""
+    async with FakeRateLimitServer(FakeRateLimit()) as server:
+        client = RateLimitClient(server.address, 0.1)
+        admitted = [
+            asyncio.create_task(
+                client.admit(pb.AdmitRequest(lease_id=it, tenant_id="t", lease_ms=1000))
+            )
+            for it in ("a", "b")
+        ]
+        for _ in range(2):
+            await asyncio.sleep(0)
+            time.sleep(0.3)  # noqa: ASYNC251 - that the loop stands still is the point
+        for answer in await asyncio.gather(*admitted):
+            assert answer.outcome == pb.AdmitResponse.OUTCOME_ADMITTED
+        await client.close()
+
+
 async def test_a_limiter_that_does_not_answer_is_given_up() -> None:
     """While this process runs, the time-out is what was set."""
 

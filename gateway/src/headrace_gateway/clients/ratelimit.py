@@ -48,7 +48,8 @@ class RateLimitClient:
     def __init__(self, address: str, admit_timeout_s: float) -> None:
         self._session, self._admit_timeout_s = SessionClient(address), admit_timeout_s
         self._stream: _Stream | None = None
-        self._opening = asyncio.Lock()
+        # All who call while there is no stream wait for the same one.
+        self._opening: asyncio.Task[_Stream] | None = None
         self._ids = itertools.count(1)
 
     async def admit(self, request: pb.AdmitRequest) -> pb.AdmitResponse:
@@ -72,6 +73,7 @@ class RateLimitClient:
 
     async def close(self) -> None:
         """End the connection."""
+        await cancel_and_wait(self._opening)
         if self._stream is not None:
             await self._stream.close()
         await self._session.close()
@@ -84,11 +86,7 @@ class RateLimitClient:
     ) -> pb.LimitAnswer:
         stream = self._stream
         if stream is None or not stream.is_open:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    stream = await self._open()
-            except TimeoutError:
-                raise Deadline("The rate limiter takes no connection.") from None
+            stream = await self._opened(timeout_s)
         return await self._begin(stream, tag, request, timeout_s)
 
     def _begin(
@@ -104,17 +102,33 @@ class RateLimitClient:
             parts += (_TRACEPARENT, with_length(traceparent.encode()))
         return stream.start(call_id, b"".join(parts), timeout_s)
 
+    async def _opened(self, timeout_s: float) -> _Stream:
+        """Return the open stream, or raise as `_ask`. A caller that gives up ends it for nobody."""
+        if self._opening is None:
+            # In a context of its own: the stream is no part of the request that opens it.
+            self._opening = asyncio.create_task(self._open(), context=contextvars.Context())
+            # Asking for the exception marks it as seen, also if nobody waits any more.
+            self._opening.add_done_callback(lambda it: it.cancelled() or it.exception())
+        opening, loop = self._opening, asyncio.get_running_loop()
+        for _ in range(1 + _MAX_STALLS):
+            due_s = loop.time() + timeout_s
+            await asyncio.wait({opening}, timeout=timeout_s)
+            if opening.cancelled():
+                raise ReplicaLost("The connection to the rate limiter was closed.")
+            if opening.done():
+                return opening.result()
+            if loop.time() - due_s < _STALL_S:
+                break
+        raise Deadline("The rate limiter takes no connection.")
+
     async def _open(self) -> _Stream:
-        async with self._opening:
-            if self._stream is None or not self._stream.is_open:
-                if self._stream is not None:
-                    await self._stream.close()
-                # In a context of its own: the stream is no part of the request that opens it.
-                opening = asyncio.create_task(
-                    self._session.start(_EXCHANGE), context=contextvars.Context()
-                )
-                self._stream = _Stream(await opening)
+        try:
+            if self._stream is not None:
+                await self._stream.close()
+            self._stream = _Stream(await self._session.start(_EXCHANGE))
             return self._stream
+        finally:
+            self._opening = None
 
 
 class _Stream:
