@@ -195,9 +195,7 @@ async def pick_some(address: str, model: str, count: int) -> Counter[str]:
         calls = []
         for number in range(count):
             call = await client.start(PICK, timeout_s=20)
-            request = router_pb2.PickRequest(
-                request_id=str(number), model=model, prompt_tokens=8, max_queue_ms=5000
-            )
+            request = router_pb2.PickRequest(request_id=str(number), model=model, prompt_tokens=8)
             call.send(router_pb2.PickMessage(pick=request))
             decision = await call.receive()
             assert decision is not None

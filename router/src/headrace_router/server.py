@@ -61,7 +61,7 @@ class RouterServicer:
         if first is None or not first.HasField("pick"):
             raise InvalidRequest("A pick begins with its request.", param="pick")
         query = _query(first.pick)
-        ticket = self._dispatcher.submit(query, _max_wait_s(first.pick, call))
+        ticket = self._dispatcher.submit(query, call.time_left_s())
         try:
             choice = await ticket.picked
             decision = to_message(
@@ -152,14 +152,6 @@ def _query(request: PickRequest) -> Query:
         session_id=request.session_id,
         ttft_goal_s=request.ttft_slo_ms / 1000,
     )
-
-
-def _max_wait_s(request: PickRequest, call: Call) -> float | None:
-    bounds = [request.max_queue_ms / 1000] if request.max_queue_ms else []
-    left_s = call.time_left_s()
-    if left_s is not None:
-        bounds.append(left_s)
-    return min(bounds, default=None)
 
 
 def _message(one: replicas.Replica) -> Replica:

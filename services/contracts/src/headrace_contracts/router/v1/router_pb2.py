@@ -26,7 +26,7 @@ from headrace_contracts.types.v1 import types_pb2 as headrace__contracts_dot_typ
 from headrace_contracts.worker.v1 import worker_pb2 as headrace__contracts_dot_worker_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)headrace_contracts/router/v1/router.proto\x12\x12headrace.router.v1\x1a\'headrace_contracts/types/v1/types.proto\x1a)headrace_contracts/worker/v1/worker.proto\"|\n\x0bPickMessage\x12/\n\x04pick\x18\x01 \x01(\x0b\x32\x1f.headrace.router.v1.PickRequestH\x00\x12\x34\n\x08progress\x18\x02 \x01(\x0b\x32 .headrace.router.v1.PickProgressH\x00\x42\x06\n\x04kind\"\xdb\x02\n\x0bPickRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\x12\x14\n\x0c\x62lock_hashes\x18\x04 \x01(\x0c\x12\x19\n\x11\x62lock_size_tokens\x18\x05 \x01(\r\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x1e\n\x16\x65xpected_output_tokens\x18\x07 \x01(\r\x12-\n\x08priority\x18\x08 \x01(\x0e\x32\x1b.headrace.types.v1.Priority\x12/\n\x08\x65xcluded\x18\t \x03(\x0b\x32\x1d.headrace.types.v1.ReplicaRef\x12\x11\n\ttenant_id\x18\n \x01(\t\x12\x12\n\nsession_id\x18\x0b \x01(\t\x12\x14\n\x0cmax_queue_ms\x18\x0c \x01(\r\x12\x13\n\x0bttft_slo_ms\x18\r \x01(\r\"x\n\x0cPickProgress\x12\x13\n\x0b\x66irst_token\x18\x01 \x01(\x08\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x0e\n\x06ttft_s\x18\x03 \x01(\x01\x12\x15\n\routput_tokens\x18\x04 \x01(\r\x12\x15\n\rfailed_reason\x18\x05 \x01(\t\"\xbf\x03\n\x08\x44\x65\x63ision\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12.\n\x07replica\x18\x02 \x01(\x0b\x32\x1d.headrace.types.v1.ReplicaRef\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x1c\n\x14predicted_hit_blocks\x18\x04 \x01(\r\x12\x18\n\x10predicted_ttft_s\x18\x05 \x01(\x01\x12\x0f\n\x07queue_s\x18\x06 \x01(\x01\x12\x0e\n\x06policy\x18\x07 \x01(\t\x12\x31\n\ncandidates\x18\x08 \x03(\x0b\x32\x1d.headrace.router.v1.Candidate\x12\x19\n\x11index_staleness_s\x18\t \x01(\x01\x12\x18\n\x10load_staleness_s\x18\n \x01(\x01\x12\x36\n\x0fprefill_replica\x18\x0b \x01(\x0b\x32\x1d.headrace.types.v1.ReplicaRef\x12\x17\n\x0fprefill_address\x18\x0c \x01(\t\x12\x15\n\rshadow_policy\x18\r \x01(\t\x12\x35\n\x0eshadow_replica\x18\x0e \x01(\x0b\x32\x1d.headrace.types.v1.ReplicaRef\"\xf8\x01\n\tCandidate\x12.\n\x07replica\x18\x01 \x01(\x0b\x32\x1d.headrace.types.v1.ReplicaRef\x12\x13\n\x0b\x66iltered_by\x18\x02 \x01(\t\x12\x12\n\nhit_blocks\x18\x03 \x01(\r\x12\x13\n\x0bload_tokens\x18\x04 \x01(\x04\x12\x39\n\x06scores\x18\x05 \x03(\x0b\x32).headrace.router.v1.Candidate.ScoresEntry\x12\x13\n\x0btotal_score\x18\x06 \x01(\x01\x1a-\n\x0bScoresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x16\n\x14WatchReplicasRequest\"m\n\x0bReplicaList\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12-\n\x08replicas\x18\x02 \x03(\x0b\x32\x1b.headrace.router.v1.Replica\x12\x1e\n\x16has_undescribed_models\x18\x03 \x01(\x08\"\x96\x02\n\x07Replica\x12.\n\x07replica\x18\x01 \x01(\x0b\x32\x1d.headrace.types.v1.ReplicaRef\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12.\n\x05state\x18\x03 \x01(\x0e\x32\x1f.headrace.worker.v1.WorkerState\x12\x11\n\treachable\x18\x04 \x01(\x08\x12-\n\x06models\x18\x05 \x03(\x0b\x32\x1d.headrace.worker.v1.ModelCard\x12,\n\x04load\x18\x06 \x01(\x0b\x32\x1e.headrace.worker.v1.LoadReport\x12*\n\x04role\x18\x07 \x01(\x0e\x32\x1c.headrace.worker.v1.PoolRole\"(\n\x12GetDecisionRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t2\x86\x02\n\x06Router\x12I\n\x04Pick\x12\x1f.headrace.router.v1.PickMessage\x1a\x1c.headrace.router.v1.Decision(\x01\x30\x01\x12\\\n\rWatchReplicas\x12(.headrace.router.v1.WatchReplicasRequest\x1a\x1f.headrace.router.v1.ReplicaList0\x01\x12S\n\x0bGetDecision\x12&.headrace.router.v1.GetDecisionRequest\x1a\x1c.headrace.router.v1.Decisionb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)headrace_contracts/router/v1/router.proto\x12\x12headrace.router.v1\x1a\'headrace_contracts/types/v1/types.proto\x1a)headrace_contracts/worker/v1/worker.proto\"|\n\x0bPickMessage\x12/\n\x04pick\x18\x01 \x01(\x0b\x32\x1f.headrace.router.v1.PickRequestH\x00\x12\x34\n\x08progress\x18\x02 \x01(\x0b\x32 .headrace.router.v1.PickProgressH\x00\x42\x06\n\x04kind\"\xcb\x02\n\x0bPickRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\x12\x14\n\x0c\x62lock_hashes\x18\x04 \x01(\x0c\x12\x19\n\x11\x62lock_size_tokens\x18\x05 \x01(\r\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x1e\n\x16\x65xpected_output_tokens\x18\x07 \x01(\r\x12-\n\x08priority\x18\x08 \x01(\x0e\x32\x1b.headrace.types.v1.Priority\x12/\n\x08\x65xcluded\x18\t \x03(\x0b\x32\x1d.headrace.types.v1.ReplicaRef\x12\x11\n\ttenant_id\x18\n \x01(\t\x12\x12\n\nsession_id\x18\x0b \x01(\t\x12\x13\n\x0bttft_slo_ms\x18\r \x01(\rJ\x04\x08\x0c\x10\r\"x\n\x0cPickProgress\x12\x13\n\x0b\x66irst_token\x18\x01 \x01(\x08\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x0e\n\x06ttft_s\x18\x03 \x01(\x01\x12\x15\n\routput_tokens\x18\x04 \x01(\r\x12\x15\n\rfailed_reason\x18\x05 \x01(\t\"\xbf\x03\n\x08\x44\x65\x63ision\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12.\n\x07replica\x18\x02 \x01(\x0b\x32\x1d.headrace.types.v1.ReplicaRef\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x1c\n\x14predicted_hit_blocks\x18\x04 \x01(\r\x12\x18\n\x10predicted_ttft_s\x18\x05 \x01(\x01\x12\x0f\n\x07queue_s\x18\x06 \x01(\x01\x12\x0e\n\x06policy\x18\x07 \x01(\t\x12\x31\n\ncandidates\x18\x08 \x03(\x0b\x32\x1d.headrace.router.v1.Candidate\x12\x19\n\x11index_staleness_s\x18\t \x01(\x01\x12\x18\n\x10load_staleness_s\x18\n \x01(\x01\x12\x36\n\x0fprefill_replica\x18\x0b \x01(\x0b\x32\x1d.headrace.types.v1.ReplicaRef\x12\x17\n\x0fprefill_address\x18\x0c \x01(\t\x12\x15\n\rshadow_policy\x18\r \x01(\t\x12\x35\n\x0eshadow_replica\x18\x0e \x01(\x0b\x32\x1d.headrace.types.v1.ReplicaRef\"\xf8\x01\n\tCandidate\x12.\n\x07replica\x18\x01 \x01(\x0b\x32\x1d.headrace.types.v1.ReplicaRef\x12\x13\n\x0b\x66iltered_by\x18\x02 \x01(\t\x12\x12\n\nhit_blocks\x18\x03 \x01(\r\x12\x13\n\x0bload_tokens\x18\x04 \x01(\x04\x12\x39\n\x06scores\x18\x05 \x03(\x0b\x32).headrace.router.v1.Candidate.ScoresEntry\x12\x13\n\x0btotal_score\x18\x06 \x01(\x01\x1a-\n\x0bScoresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x16\n\x14WatchReplicasRequest\"m\n\x0bReplicaList\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12-\n\x08replicas\x18\x02 \x03(\x0b\x32\x1b.headrace.router.v1.Replica\x12\x1e\n\x16has_undescribed_models\x18\x03 \x01(\x08\"\x96\x02\n\x07Replica\x12.\n\x07replica\x18\x01 \x01(\x0b\x32\x1d.headrace.types.v1.ReplicaRef\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12.\n\x05state\x18\x03 \x01(\x0e\x32\x1f.headrace.worker.v1.WorkerState\x12\x11\n\treachable\x18\x04 \x01(\x08\x12-\n\x06models\x18\x05 \x03(\x0b\x32\x1d.headrace.worker.v1.ModelCard\x12,\n\x04load\x18\x06 \x01(\x0b\x32\x1e.headrace.worker.v1.LoadReport\x12*\n\x04role\x18\x07 \x01(\x0e\x32\x1c.headrace.worker.v1.PoolRole\"(\n\x12GetDecisionRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t2\x86\x02\n\x06Router\x12I\n\x04Pick\x12\x1f.headrace.router.v1.PickMessage\x1a\x1c.headrace.router.v1.Decision(\x01\x30\x01\x12\\\n\rWatchReplicas\x12(.headrace.router.v1.WatchReplicasRequest\x1a\x1f.headrace.router.v1.ReplicaList0\x01\x12S\n\x0bGetDecision\x12&.headrace.router.v1.GetDecisionRequest\x1a\x1c.headrace.router.v1.Decisionb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,23 +38,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PICKMESSAGE']._serialized_start=149
   _globals['_PICKMESSAGE']._serialized_end=273
   _globals['_PICKREQUEST']._serialized_start=276
-  _globals['_PICKREQUEST']._serialized_end=623
-  _globals['_PICKPROGRESS']._serialized_start=625
-  _globals['_PICKPROGRESS']._serialized_end=745
-  _globals['_DECISION']._serialized_start=748
-  _globals['_DECISION']._serialized_end=1195
-  _globals['_CANDIDATE']._serialized_start=1198
-  _globals['_CANDIDATE']._serialized_end=1446
-  _globals['_CANDIDATE_SCORESENTRY']._serialized_start=1401
-  _globals['_CANDIDATE_SCORESENTRY']._serialized_end=1446
-  _globals['_WATCHREPLICASREQUEST']._serialized_start=1448
-  _globals['_WATCHREPLICASREQUEST']._serialized_end=1470
-  _globals['_REPLICALIST']._serialized_start=1472
-  _globals['_REPLICALIST']._serialized_end=1581
-  _globals['_REPLICA']._serialized_start=1584
-  _globals['_REPLICA']._serialized_end=1862
-  _globals['_GETDECISIONREQUEST']._serialized_start=1864
-  _globals['_GETDECISIONREQUEST']._serialized_end=1904
-  _globals['_ROUTER']._serialized_start=1907
-  _globals['_ROUTER']._serialized_end=2169
+  _globals['_PICKREQUEST']._serialized_end=607
+  _globals['_PICKPROGRESS']._serialized_start=609
+  _globals['_PICKPROGRESS']._serialized_end=729
+  _globals['_DECISION']._serialized_start=732
+  _globals['_DECISION']._serialized_end=1179
+  _globals['_CANDIDATE']._serialized_start=1182
+  _globals['_CANDIDATE']._serialized_end=1430
+  _globals['_CANDIDATE_SCORESENTRY']._serialized_start=1385
+  _globals['_CANDIDATE_SCORESENTRY']._serialized_end=1430
+  _globals['_WATCHREPLICASREQUEST']._serialized_start=1432
+  _globals['_WATCHREPLICASREQUEST']._serialized_end=1454
+  _globals['_REPLICALIST']._serialized_start=1456
+  _globals['_REPLICALIST']._serialized_end=1565
+  _globals['_REPLICA']._serialized_start=1568
+  _globals['_REPLICA']._serialized_end=1846
+  _globals['_GETDECISIONREQUEST']._serialized_start=1848
+  _globals['_GETDECISIONREQUEST']._serialized_end=1888
+  _globals['_ROUTER']._serialized_start=1891
+  _globals['_ROUTER']._serialized_end=2153
 # @@protoc_insertion_point(module_scope)

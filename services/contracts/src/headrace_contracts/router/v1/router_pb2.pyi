@@ -61,7 +61,6 @@ class PickRequest(_message.Message):
     EXCLUDED_FIELD_NUMBER: _builtins.int
     TENANT_ID_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
-    MAX_QUEUE_MS_FIELD_NUMBER: _builtins.int
     TTFT_SLO_MS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
@@ -77,8 +76,6 @@ class PickRequest(_message.Message):
     """Groups requests for fairness; opaque."""
     session_id: _builtins.str
     """Stickiness hint; empty = none."""
-    max_queue_ms: _builtins.int
-    """Longest wait in the router's queue. Milliseconds; 0 = the router's own bound."""
     ttft_slo_ms: _builtins.int
     @_builtins.property
     def excluded(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.ReplicaRef]:
@@ -98,12 +95,11 @@ class PickRequest(_message.Message):
         excluded: _abc.Iterable[_types_pb2.ReplicaRef] | None = ...,
         tenant_id: _builtins.str = ...,
         session_id: _builtins.str = ...,
-        max_queue_ms: _builtins.int = ...,
         ttft_slo_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "block_hashes", b"block_hashes", "block_size_tokens", b"block_size_tokens", "excluded", b"excluded", "expected_output_tokens", b"expected_output_tokens", "max_queue_ms", b"max_queue_ms", "model", b"model", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "session_id", b"session_id", "tenant_id", b"tenant_id", "ttft_slo_ms", b"ttft_slo_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "block_hashes", b"block_hashes", "block_size_tokens", b"block_size_tokens", "excluded", b"excluded", "expected_output_tokens", b"expected_output_tokens", "model", b"model", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "session_id", b"session_id", "tenant_id", b"tenant_id", "ttft_slo_ms", b"ttft_slo_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
