@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 from importlib import resources
 from pathlib import Path
+
+import psutil
 
 from headrace_testing.waiting import free_port
 
@@ -27,7 +29,7 @@ class LocalServer:
         return self._process.pid
 
     def start(self) -> None:
-        """Start and wait until the port answers."""
+        """Start and wait until it listens: itself, not whoever else has the port."""
         with (self._folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, cwd=self._folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL
@@ -36,13 +38,21 @@ class LocalServer:
         while time.monotonic() < end_s:
             if self._process.poll() is not None:
                 raise RuntimeError((self._folder / "server.log").read_text()[-2000:])
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=0.5).close()
+            if self._listens():
                 return
-            except OSError:
-                time.sleep(0.02)
+            time.sleep(0.02)
         self.kill()
         raise RuntimeError(f"{self._command[0]} did not listen within 20 s")
+
+    def _listens(self) -> bool:
+        """Whether the process or a child of its listens on the port."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            for one in (process, *process.children(recursive=True)):
+                for its in one.net_connections("tcp"):
+                    if its.status == psutil.CONN_LISTEN and its.laddr.port == self.port:
+                        return True
+        return False
 
     def freeze(self) -> None:
         """Stop the process without closing its sockets."""
