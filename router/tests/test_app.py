@@ -1,6 +1,7 @@
 """The running router with real parts: workers over gRPC, the cache index, Redis."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
@@ -18,6 +19,7 @@ from headrace_contracts.worker.v1.worker_pb2 import (
     LoadReport,
 )
 from headrace_router.app import DESCRIPTOR, RouterApp
+from headrace_router.replicas import MAX_REPORT_AGE_S
 from headrace_router.settings import RouterSettings
 from headrace_testing.fake_worker import MODEL, FakeWorker
 from headrace_testing.router_fleet import HASHES, PICK, Router, RouterFleet, pick_request
@@ -193,6 +195,15 @@ async def test_a_frozen_worker_is_not_picked(fleet: RouterFleet) -> None:
     assert fleet.app.table.get(fleet.workers["w1"].address).is_reachable
 
 
+async def test_a_router_that_stood_still_takes_no_worker_for_frozen(fleet: RouterFleet) -> None:
+    """What they reported meanwhile has not been read when the next pick is made."""
+    await fleet.start("w1", "w2")
+    for _ in range(3):
+        time.sleep(MAX_REPORT_AGE_S + 0.5)  # noqa: ASYNC251 - that the loop stands still is the point
+        assert (await fleet.pick()).replica.worker_id in {"w1", "w2"}
+        await asyncio.sleep(0.5)
+
+
 async def test_a_draining_worker_is_not_picked(fleet: RouterFleet) -> None:
     """From its next report on, which comes at once."""
     await fleet.start("w1", "w2")
@@ -251,6 +262,8 @@ async def test_a_router_routes_before_it_has_read_the_index(fleet: RouterFleet) 
     finally:
         fleet.redis.thaw()
     await eventually(lambda: router.goes_to("w1", 40), within_s=10)
+    # One replica is read before the others.
+    await eventually(lambda: router.app.feed.is_warm)
     assert (await asyncio.to_thread(router.ready))[1]["index_warm"]
 
 

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from random import Random
 
+from headrace_common.awake import AwakeClock
 from headrace_common.clock import Clock
 from headrace_common.kv_index import IndexKeys
 from headrace_common.lifecycle import Lifecycle, cancel_and_wait, supervise
@@ -64,6 +65,8 @@ class RouterApp:
     ) -> None:
         policy_file = load_policy_file(settings.policy_file)
         registry = new_registry()
+        # Reports that lie unread after an own pause are not old, nor are other routers silent.
+        clock = AwakeClock(clock)
         self.lifecycle, self._settings, self._clock = Lifecycle(), settings, clock
         self.metrics = RouterMetrics(registry)
         self.table, self.mirror = ReplicaTable(), PrefixMirror(settings.index_max_bytes)

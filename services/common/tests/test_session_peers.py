@@ -232,6 +232,19 @@ async def test_many_waiting_calls_ask_one_question(peer, monkeypatch) -> None:
     await client.close()
 
 
+@pytest.mark.parametrize("is_connected", [False, True])
+async def test_an_own_pause_is_no_silence_of_the_peer(peer, monkeypatch, is_connected) -> None:
+    """Neither while connecting nor while an answer is waited for."""
+    monkeypatch.setattr(session, "_CONNECT_TIMEOUT_S", 0.2)
+    if is_connected:
+        await by_session(peer, ask("echo:x"))
+    asked = asyncio.create_task(by_session(peer, ask("echo:y"), timeout_s=0.3))
+    for _ in range(2):
+        await asyncio.sleep(0)
+        time.sleep(0.7)  # noqa: ASYNC251 - that the loop stands still is the point
+    assert (await asked).verdict.reason == "y"
+
+
 async def test_closing_ends_a_try_to_connect_and_those_who_wait_for_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = SessionClient(f"127.0.0.1:{silent.getsockname()[1]}")

@@ -19,8 +19,7 @@ from headrace_common.metrics import RpcMetrics
 from headrace_common.rpc import CHANNEL_OPTIONS, BoundMethod, Call, bind, serving
 from headrace_common.rpc_front import RpcFront, inner_address
 from headrace_common.rpc_status import to_status
-from headrace_common.session import session_descriptor
-from headrace_common.session_server import SessionServicer
+from headrace_common.session_server import SessionServicer, session_descriptor
 from headrace_common.settings import split_address
 
 # Around a call; raises if it must not begin.

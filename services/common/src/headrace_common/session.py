@@ -29,11 +29,12 @@ import itertools
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from typing import Any, Generic, Protocol
+from functools import partial
+from typing import Any, Generic
 
-from google.protobuf.descriptor import ServiceDescriptor
 from google.rpc import status_pb2
 
+from headrace_common.awake import MAX_STALLS, STALL_S, awake_timeout
 from headrace_common.deadlines import Deadlines, Waits
 from headrace_common.errors import Deadline, HeadraceError, ReplicaLost
 from headrace_common.lifecycle import cancel_and_wait
@@ -43,7 +44,6 @@ from headrace_common.rpc_status import from_status
 from headrace_common.session_items import WINDOW, call_ref, credit, message, opening, signal
 from headrace_common.session_links import link_to
 from headrace_common.telemetry import current_traceparent
-from headrace_contracts.session.v1 import session_pb2
 from headrace_contracts.session.v1.session_pb2 import Frame, Item
 
 _END = Item.KIND_END
@@ -56,23 +56,10 @@ _LOOK_AFTER_S = 0.1
 # A call that waits long looks again and again, and bears seconds of silence: one stall must not
 # send everything that queues at a peer elsewhere.
 _LOOK_AGAIN_S, _LONG_PATIENCE_S = 1.0, 2.0
-# A timer so late says that this process did not run: the sign of life may lie unread.
-_STALL_S = 0.05
+# `Deadlines` are not so late of themselves.
+_LATE_S = 0.3
 # No server has this method, and each says so at once.
 _LIFE = "headrace.session.v1.Session/IsAlive"
-
-
-def session_descriptor() -> ServiceDescriptor:
-    """The session contract."""
-    return session_pb2.DESCRIPTOR.services_by_name["Session"]
-
-
-class ItemSink(Protocol):
-    """Where the items of one session go, on either side."""
-
-    def put(self, item: bytes) -> None:
-        """Add an item (`session_items`) to the next frame."""
-        ...
 
 
 class SessionCall(Generic[Req, Res]):
@@ -332,14 +319,21 @@ class SessionCall(Generic[Req, Res]):
         elif self._session.heard_s >= asked_s:
             self._patience_s = _LONG_PATIENCE_S
             self._wait_for(_LOOK_AGAIN_S, self._look)
-        elif self._loop.time() - due_s >= _STALL_S:
+        elif self._loop.time() - due_s >= STALL_S:
+            # This process did not run: the sign of life may lie unread.
             self._look()
         else:
             self._session.silent_at_s = self._loop.time()
             self.cancel()
             self.fail(ReplicaLost("The peer gives no sign of life."))
 
-    def _run_out(self) -> None:
+    def _run_out(self, num_stalls: int = 0) -> None:
+        now_s = self._loop.time()
+        if self._due_s is not None and now_s - self._due_s >= _LATE_S and num_stalls < MAX_STALLS:
+            # Nor did it now: the answer may lie unread, or the question unsent.
+            self._due_s = now_s + _LOOK_AGAIN_S
+            self._set_deadline(_LOOK_AGAIN_S, partial(self._run_out, num_stalls + 1))
+            return
         self.cancel()
         self.fail(Deadline("The peer took too long."))
 
@@ -494,7 +488,9 @@ class SessionClient:
             began_s = time.monotonic()
             stream = await self._connected(timeout_s)
             if timeout_s is not None:
-                timeout_s = max(0.0, timeout_s - (time.monotonic() - began_s))
+                # Nothing is left only where this process stood still.
+                timeout_s -= time.monotonic() - began_s
+                timeout_s = timeout_s if timeout_s > 0 else _LOOK_AGAIN_S
         elif stream.is_silent:
             raise ReplicaLost(f"The peer at {self.address} does not answer.")
         call_id = next(self._ids)
@@ -555,9 +551,11 @@ class SessionClient:
         trying = self._try()
         if self._is_silent:
             raise ReplicaLost(f"The peer at {self.address} does not answer.")
-        await asyncio.wait({trying}, timeout=within_s)
-        if not trying.done():
-            raise Deadline(f"The peer at {self.address} took too long to connect.")
+        try:
+            async with awake_timeout(within_s):
+                await asyncio.wait({trying})
+        except TimeoutError:
+            raise Deadline(f"The peer at {self.address} took too long to connect.") from None
         if trying.cancelled():
             raise ReplicaLost("The connection was closed.")
         return trying.result()
@@ -580,7 +578,7 @@ class SessionClient:
             self._stream = None
         stream = _ClientStream(self.address, self._ids, self._silence_s)
         try:
-            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            async with awake_timeout(_CONNECT_TIMEOUT_S):
                 await stream.connect()
             # Only now: a half-made one must not be used by others.
             self._stream = stream

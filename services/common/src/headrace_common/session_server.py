@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import cast
+from typing import Protocol, cast
 
+from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from headrace_common.errors import (
@@ -21,13 +22,26 @@ from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.metrics import RpcMetrics
 from headrace_common.rpc import BoundMethod, Call, serving
 from headrace_common.rpc_status import to_status
-from headrace_common.session import ItemSink
 from headrace_common.session_items import call_ref, failure, message, signal
+from headrace_contracts.session.v1 import session_pb2
 from headrace_contracts.session.v1.session_pb2 import Frame, Item
 
 # Messages of one call that a server keeps for a handler that does not read.
 MAX_UNREAD = 1024
 _DRAINING = "This server is shutting down."
+
+
+def session_descriptor() -> ServiceDescriptor:
+    """The session contract."""
+    return session_pb2.DESCRIPTOR.services_by_name["Session"]
+
+
+class ItemSink(Protocol):
+    """Where the items of one session go."""
+
+    def put(self, item: bytes) -> None:
+        """Add an item (`session_items`) to the next frame."""
+        ...
 
 
 class _FrameQueue:

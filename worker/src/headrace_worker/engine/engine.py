@@ -18,9 +18,9 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from headrace_common.awake import AwakeClock
 from headrace_common.clock import Clock
 from headrace_common.errors import HeadraceError, Internal, InvalidRequest
-from headrace_worker.engine.awake import AwakeClock
 from headrace_worker.engine.block_events import BlockEventLog
 from headrace_worker.engine.choice import Choice
 from headrace_worker.engine.invariants import check_books

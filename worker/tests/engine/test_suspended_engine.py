@@ -1,4 +1,4 @@
-"""Time without the spans in which the process was suspended."""
+"""An engine whose process was suspended."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace_testing.clock import FakeClock
-from headrace_worker.engine.awake import MOST_BETWEEN_LOOKS_S, AwakeClock
+from headrace_common.awake import MOST_BETWEEN_LOOKS_S
 
 STOPPED_S = 4.0
 # An engine whose model hangs; the child says how long, each time it is asked to.
@@ -27,18 +26,6 @@ with Bench() as bench:
     bench.runner.go.set()
     bench.wait(lambda: bench.is_over(1))
 """
-
-
-def test_a_leap_counts_for_one_look() -> None:
-    """Ordinary looks add up, a suspended hour is a second at most."""
-    clock = FakeClock()
-    awake = AwakeClock(clock)
-    for _ in range(10):
-        clock.advance(0.5)
-        awake.now_s()
-    assert awake.now_s() == pytest.approx(5.0)
-    clock.advance(3600)
-    assert awake.now_s() == pytest.approx(5.0 + MOST_BETWEEN_LOOKS_S)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs signals that suspend")
