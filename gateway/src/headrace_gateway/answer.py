@@ -30,7 +30,9 @@ from headrace_common.telemetry import span
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1 import worker_pb2 as pb
 from headrace_gateway.api_request import ToolUse
-from headrace_gateway.generation import Generator, Job, Outlet
+from headrace_gateway.attempt import Outlet
+from headrace_gateway.generation import Generator
+from headrace_gateway.job import Job
 from headrace_gateway.output_check import OutputCheck, Shortcut
 from headrace_gateway.tool_calls import CallStart, ToolCallReader
 

@@ -9,7 +9,7 @@ import orjson
 
 from headrace_contracts.worker.v1.worker_pb2 import TokenLogprob
 from headrace_gateway.api_request import Shown
-from headrace_gateway.generation import Job
+from headrace_gateway.job import Job
 
 # JSON of an answer. Any: nested values of JSON types.
 Json = dict[str, Any]

@@ -23,7 +23,7 @@ from headrace_contracts.worker.v1.worker_pb2 import (
 )
 from headrace_gateway.answer import VectorSink
 from headrace_gateway.api_request import ApiRequest, Endpoint, Limits, StreamOptions, labels_of
-from headrace_gateway.generation import Job
+from headrace_gateway.job import Job
 from headrace_gateway.json_body import decode
 from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.openai_bodies import Positive, Text

@@ -19,7 +19,7 @@ from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH, Priority
 from headrace_contracts.worker.v1.worker_pb2 import GenerateRequest, Stopping
 from headrace_gateway.api_request import ApiRequest, Endpoint, Prompt, ServiceTier
 from headrace_gateway.constraints import output_constraint
-from headrace_gateway.generation import Job
+from headrace_gateway.job import Job
 from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.principal import Principal
 from headrace_gateway.prompt import LONG_CHARS, PromptEncoder

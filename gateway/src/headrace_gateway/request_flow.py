@@ -45,7 +45,7 @@ from headrace_gateway.answer import Answer, Sink, VectorSink, total_usage
 from headrace_gateway.auth import check_scope
 from headrace_gateway.constraints import for_client
 from headrace_gateway.embeddings import embed_request
-from headrace_gateway.generation import Generator, Job
+from headrace_gateway.generation import Generator
 from headrace_gateway.guard_parts import complete_guard_parts
 from headrace_gateway.input_guard import InputGuard, PendingVerdict
 from headrace_gateway.intake import (
@@ -58,6 +58,7 @@ from headrace_gateway.intake import (
     num_chars,
     reservation,
 )
+from headrace_gateway.job import Job
 from headrace_gateway.kept_alive import KeptAlive
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.model_directory import ServedModel

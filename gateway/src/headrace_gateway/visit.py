@@ -13,7 +13,7 @@ from headrace_contracts.usage.v1.usage_pb2 import PRICE_TIER_STANDARD, PriceTier
 from headrace_gateway.answer import Delivery, Sink, VectorSink
 from headrace_gateway.api_request import ApiRequest, Endpoint
 from headrace_gateway.error_body import Headers
-from headrace_gateway.generation import Job
+from headrace_gateway.job import Job
 from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.model_routes.choice import ModelChoice
 from headrace_gateway.principal import Principal
