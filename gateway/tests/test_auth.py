@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -174,6 +175,18 @@ async def test_silence_of_the_watch_ends_it(scene: Scene, monkeypatch: pytest.Mo
     with pytest.raises(TimeoutError):
         await scene.task
     assert not scene.auth.is_watching
+
+
+async def test_an_own_pause_is_no_silence_of_the_watch(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The beats of billing lie unread; to doubt each key would be a burst of questions to it."""
+    monkeypatch.setattr("headrace_gateway.auth._WATCH_SILENCE_S", 0.2)
+    await scene.follow()
+    asyncio.get_running_loop().call_later(0.3, scene.billing.changes.put_nowait, Change())
+    time.sleep(0.4)  # noqa: ASYNC251 - that the loop stands still is the point
+    await eventually(lambda: len(scene.told) == 3)
+    assert scene.auth.is_watching
 
 
 async def test_stale_answers_have_a_bound(scene: Scene) -> None:

@@ -11,6 +11,8 @@ import math
 import time
 from collections.abc import Set as AbstractSet
 
+from headrace_common.awake import awake_timeout
+
 # Afterwards it is taken for gone: nobody waits any more.
 _LATELY_S = 60.0
 # What the router knows comes here so much later, at most. Seconds.
@@ -53,7 +55,7 @@ class Absences:
             return False
         self._num_waiting += 1
         try:
-            async with asyncio.timeout(within_s):
+            async with awake_timeout(within_s):
                 return await self._until_back(model)
         except TimeoutError:
             return False

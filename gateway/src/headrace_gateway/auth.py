@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from headrace_common.awake import awake_timeout
 from headrace_common.clock import Clock
 from headrace_common.errors import (
     HeadraceError,
@@ -120,7 +121,7 @@ class KeyAuth:
         try:
             changes = self._source.watch_changes()
             while True:
-                async with asyncio.timeout(_WATCH_SILENCE_S):
+                async with awake_timeout(_WATCH_SILENCE_S):
                     change = await anext(changes, None)
                 if change is None:
                     return

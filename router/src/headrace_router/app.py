@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from random import Random
 
-from headrace_common.awake import AwakeClock
+from headrace_common.awake import AwakeClock, awake_timeout
 from headrace_common.clock import Clock
 from headrace_common.kv_index import IndexKeys
 from headrace_common.lifecycle import Lifecycle, cancel_and_wait, supervise
@@ -171,7 +171,7 @@ class RouterApp:
         )
         self._supervise("discovery", discovery.run)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FIRST_LOOK_S):
+            async with awake_timeout(_FIRST_LOOK_S):
                 await discovery.looked.wait()
         await self.rpc.start()
         self._supervise("index feed", self.feed.follow, self.metrics.index_failures.inc)

@@ -1,6 +1,7 @@
 """Readiness over each protocol, against real servers."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -50,6 +51,17 @@ async def test_a_server_that_says_nothing_is_not_ready(answering, monkeypatch) -
     address = answering["address"].decode()
     for make in (probes.http_ready, probes.redis_ready, probes.kafka_ready):
         assert not await probes.is_ready(make(address))
+
+
+async def test_an_answer_that_lies_unread_is_one(answering, monkeypatch) -> None:
+    """The launcher stood still; its child did not."""
+    monkeypatch.setattr(probes, "PROBE_TIMEOUT_S", 0.2)
+    answering["answer"] = b"HTTP/1.0 200 OK\r\n\r\n"
+    address = answering["address"].decode()
+    asked = asyncio.create_task(probes.is_ready(probes.http_ready(address)))
+    await asyncio.sleep(0)
+    time.sleep(0.4)  # noqa: ASYNC251 - that the loop stands still is the point
+    assert await asked
 
 
 async def test_nobody_listening_is_not_ready() -> None:

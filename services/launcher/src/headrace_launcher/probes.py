@@ -6,6 +6,7 @@ import asyncio
 import struct
 from collections.abc import Awaitable, Callable
 
+from headrace_common.awake import awake_timeout
 from headrace_common.settings import split_address
 
 PROBE_TIMEOUT_S = 2.0
@@ -49,7 +50,7 @@ async def is_ready(probe: Probe) -> bool:
     """Run a probe; whatever goes wrong means no."""
     try:
         # Not wait_for: before Python 3.12 it may swallow a cancellation (python/cpython#86296).
-        async with asyncio.timeout(PROBE_TIMEOUT_S):
+        async with awake_timeout(PROBE_TIMEOUT_S):
             return await probe()
     except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError):
         return False

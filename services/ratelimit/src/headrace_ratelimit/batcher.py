@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from headrace_common.awake import awake_timeout
 from headrace_common.clock import Clock
 from headrace_common.errors import HeadraceError
 from headrace_common.lifecycle import cancel_and_wait, raise_if_cancelled
@@ -275,7 +276,7 @@ class Batcher:
 
     async def _try_revive(self) -> None:
         try:
-            async with asyncio.timeout(_REVIVE_TIMEOUT_S):
+            async with awake_timeout(_REVIVE_TIMEOUT_S):
                 self._redis = await RedisPipeline.connect(self._url, self._on_lost)
                 check_loaded((await self._redis.send([self._load_command()]))[0])
             await self._run_kept()
@@ -303,7 +304,7 @@ class Batcher:
             ops = [self._kept.popleft() for _ in range(min(_MAX_KEPT_BATCH, len(self._kept)))]
             groups = by_tenant(ops)
             try:
-                async with asyncio.timeout(_REVIVE_TIMEOUT_S):
+                async with awake_timeout(_REVIVE_TIMEOUT_S):
                     results = await self._connection().send(
                         self._commands([[ops[i] for i in group] for group in groups])
                     )
