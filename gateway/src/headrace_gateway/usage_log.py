@@ -18,8 +18,10 @@ from pathlib import Path
 
 from headrace_common.clock import Clock, unix_us
 from headrace_common.errors import Unavailable
+from headrace_common.lifecycle import cancel_and_wait, supervise
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import ENDING_SWEPT, UsageEvent
+from headrace_gateway.left_outboxes import LeftOutboxes
 from headrace_gateway.outbox import DEFAULT_MAX_BYTES, Outbox
 from headrace_gateway.outbox_metrics import OutboxMetrics
 from headrace_gateway.relay import BillingLedger, KafkaSink, Relay
@@ -47,6 +49,9 @@ class UsageLog:
         self._outbox, self._relay = outbox, relay
         self._clock, self._metrics = clock, metrics
         self._ledger: BillingLedger | None = None
+        # With seats: what others have left in theirs.
+        self._left: LeftOutboxes | None = None
+        self._emptying: asyncio.Task[None] | None = None
         # Deadline (Unix microseconds) of each request under way.
         self._open: dict[str, int] = {}
         if relay is not None:
@@ -71,7 +76,25 @@ class UsageLog:
         sink = KafkaSink(kafka_bootstrap, "headrace-gateway", topic_replicas)
         log = cls(outbox, Relay(outbox, sink, ledger, clock, metrics), clock, metrics)
         log._ledger = ledger
+        if num_seats:
+            left_metrics = metrics.of_another()
+            log._left = LeftOutboxes(
+                folder,
+                lambda place: cls.build(
+                    place,
+                    kafka_bootstrap,
+                    billing_address,
+                    clock,
+                    left_metrics,
+                    topic_replicas=topic_replicas,
+                ),
+            )
         return log
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the ledger has all that was ever written here."""
+        return self._outbox.size_bytes == 0
 
     @property
     def is_full(self) -> bool:
@@ -90,6 +113,9 @@ class UsageLog:
             _log.warning("request %s was left open by a dead process", orphan.request_id)
         if self._relay is not None:
             await self._relay.start()
+        if self._left is not None:
+            body = supervise("outboxes that were left", self._left.keep)
+            self._emptying = asyncio.create_task(body)
 
     def opened(self, event: UsageEvent) -> asyncio.Future[None]:
         """Record that a request was admitted.
@@ -135,6 +161,7 @@ class UsageLog:
 
     async def close(self) -> None:
         """Write what is queued, hand over what the broker takes within a second, stop."""
+        await cancel_and_wait(self._emptying)
         if self._relay is not None:
             await self._relay.close()
         await self._outbox.close()
