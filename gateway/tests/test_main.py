@@ -115,6 +115,28 @@ def test_a_killed_gateway_refuses_nobody_who_comes_on_a_socket_that_it_inherits(
         assert second.wait(timeout=15) == 0
 
 
+def test_a_gateway_that_hands_over_answers_until_its_successor_serves(
+    environment: dict[str, str],
+) -> None:
+    """Told to stop, it gives up the address of its metrics, says so, and goes on until let go."""
+    ours, theirs = socket.socketpair()
+    metrics = environment["HEADRACE_GATEWAY_METRICS_LISTEN"]
+    public = environment["HEADRACE_GATEWAY_LISTEN"]
+    environment["HEADRACE_GATEWAY_SUCCESSION_FD"] = str(theirs.fileno())
+    command = [sys.executable, "-m", "headrace_gateway"]
+    with ours, subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()]) as process:
+        theirs.close()
+        eventually_sync(lambda: is_healthy(metrics), within_s=30)
+        process.terminate()
+        ours.settimeout(15)
+        assert ours.recv(1) == b"1"
+        assert not is_healthy(metrics)
+        assert is_healthy(public)
+        ours.close()
+        assert process.wait(timeout=15) == 0
+    assert not is_healthy(public)
+
+
 def test_port_in_use_is_a_clear_message(environment: dict[str, str], tmp_path: Path) -> None:
     """One line that names the address, exit code 1."""
     with socket.socket() as taken:

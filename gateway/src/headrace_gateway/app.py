@@ -12,6 +12,7 @@ from headrace_common.lifecycle import Lifecycle, cancel_and_wait, supervise
 from headrace_common.limits.local_share import LocalShare
 from headrace_common.metrics import ObservabilityServer, new_registry, watch_disk
 from headrace_common.settings import split_address
+from headrace_common.succession import Succession
 from headrace_gateway.admission import Admission
 from headrace_gateway.api_request import Endpoint
 from headrace_gateway.asgi import CallRoute, GatewayApp, HotRoute, HttpLimits, RouteContext
@@ -150,6 +151,7 @@ class Gateway:
             "/v1/embeddings": EmbeddingsDialect(),
         }
         self._runner = self._build_runner(clock)
+        self._succession = Succession(settings.succession_fd)
         self._server = HttpServer(
             self._build_app(clock),
             listening_socket(settings.listen, settings.listen_fd, shares=settings.shares_port),
@@ -203,6 +205,9 @@ class Gateway:
         _log.info("listening on %s (port %d)", self._settings.listen, self.port)
         try:
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if self._lifecycle.stopping.is_set() and self._succession.is_awaited:
+                await self._show_nothing()
+                await self._succession.until_served()
         finally:
             self._server.stop()
             await asyncio.gather(serving, return_exceptions=True)
@@ -336,5 +341,11 @@ class Gateway:
         self._intake.close()
         for client in (self._workers, self._router, self._guard, self._limiter, self._billing):
             await client.close()
-        if self._observability is not None:
-            self._observability.close()
+        self._succession.close()
+        await self._show_nothing()
+
+    async def _show_nothing(self) -> None:
+        """Give up the address of the metrics: a successor may need it."""
+        shown, self._observability = self._observability, None
+        if shown is not None:
+            await asyncio.to_thread(shown.close)

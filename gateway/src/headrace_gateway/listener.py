@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import socket
 
 from headrace_common.settings import split_address
+from headrace_common.succession import inherited_listener
 
 # What the kernel may keep unsent per connection. Left to itself it grows to megabytes, and a client
 # that does not read would be noticed only then.
@@ -27,20 +27,8 @@ def listening_socket(address: str, inherited: int | None, *, shares: bool) -> so
 
 
 def _adopted(descriptor: int) -> socket.socket:
-    try:
-        adopted = socket.socket(fileno=descriptor)
-    except OSError as error:
-        why = f"cannot listen on descriptor {descriptor}: {error.strerror}"
-        raise OSError(error.errno, why) from error
-    is_internet = adopted.family in (socket.AF_INET, socket.AF_INET6)
-    if not is_internet or adopted.type != socket.SOCK_STREAM or not adopted.getsockname()[1]:
-        adopted.close()
-        raise OSError(
-            errno.EINVAL, f"cannot listen on descriptor {descriptor}: not a bound TCP socket"
-        )
-    adopted.set_inheritable(False)
+    adopted = inherited_listener(descriptor)
     adopted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-    adopted.setblocking(False)
     return adopted
 
 

@@ -7,26 +7,19 @@ from typing import ClassVar
 
 from pydantic import Field, SecretStr
 
-from headrace_common.settings import Address, RpcServiceSettings, TopicReplicas, config
+from headrace_common.settings import Address, HandOverSettings, TopicReplicas, config
 
 # With grpc:// before it, over gRPC instead of plain TCP.
 _PEER = r"^(grpc://)?[^\s:/]+:\d{1,5}$"
 
 
-class GatewaySettings(RpcServiceSettings):
+class GatewaySettings(HandOverSettings):
     """Where the other services are, and the bounds of one request."""
 
     prefix: ClassVar[str] = "HEADRACE_GATEWAY_"
     model_config = config(prefix)
 
     listen: Address = Field("127.0.0.1:8080", description="host:port of the public HTTP API.")
-    listen_fd: int | None = Field(
-        None,
-        ge=3,
-        description="Descriptor of a bound TCP socket that this process inherits and listens on, "
-        "instead of `listen`. While whoever made it holds it too, connections wait in it when the "
-        "gateway starts again, and none is refused.",
-    )
     router_address: str = Field(
         "127.0.0.1:7010", pattern=_PEER, description="host:port of the router."
     )

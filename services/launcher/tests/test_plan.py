@@ -60,13 +60,17 @@ def test_no_two_parts_share_an_address_and_all_but_the_gateway_are_on_loopback()
     assert [a for a in addresses if not a.startswith("127.0.0.1:")] == ["0.0.0.0:8080"]
 
 
-def test_only_gateways_listen_on_sockets_that_the_supervisor_holds() -> None:
-    """Their addresses are the ones that clients know."""
-    handed = {name: it.listen_fd_setting for name, it in plan(num_gateways=2).items()}
-    setting = "HEADRACE_GATEWAY_LISTEN_FD"
-    assert {name: it for name, it in handed.items() if it} == {
-        "gateway": setting, "gateway-2": setting,
-    }  # fmt: skip
+def test_who_listens_on_sockets_that_the_supervisor_holds_and_hands_over() -> None:
+    """Those whose callers have nobody else to ask; two of one outbox need a seat each."""
+    handed = {
+        name: (it.listen_fd_setting, it.succession_fd_setting)
+        for name, it in plan(num_gateways=2).items()
+        if it.listen_fd_setting or it.succession_fd_setting
+    }
+    gateway = "HEADRACE_GATEWAY_LISTEN_FD", "HEADRACE_GATEWAY_SUCCESSION_FD"
+    guard = "HEADRACE_GUARD_LISTEN_FD", "HEADRACE_GUARD_SUCCESSION_FD"
+    assert handed == {"gateway": gateway, "gateway-2": gateway, "guard": guard}
+    assert int(plan()["gateway"].environment["HEADRACE_GATEWAY_OUTBOX_SEATS"]) > 2
 
 
 def test_several_gateways_share_all_but_port_and_outbox() -> None:

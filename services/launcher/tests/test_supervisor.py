@@ -105,6 +105,68 @@ async def test_who_connects_while_a_child_is_away_waits_for_the_next_one(
         ask(port)
 
 
+def handing_over(make_spec, *extra: str) -> ChildSpec:
+    return make_spec(
+        "front",
+        *extra,
+        listen_fd_setting="STAND_IN_LISTEN_FD",
+        succession_fd_setting="STAND_IN_SUCCESSION_FD",
+    )
+
+
+async def test_a_child_that_is_told_to_stop_serves_until_its_successor_is_ready(
+    state_dir, make_spec, tmp_path
+) -> None:
+    """Then it drains beside it; that is a restart, but no crash."""
+    busy = tmp_path / "busy"
+    busy.touch()
+    spec = handing_over(make_spec, "--drain-file", str(busy))
+    port = int(spec.address.rpartition(":")[2])
+    policy = RestartPolicy(max_crashes=1)
+    async with supervised(state_dir, spec, policy=policy) as supervisor:
+        await asyncio.wait_for(supervisor.wait_ready(), 15)
+        first = child(supervisor, "front").pid
+        os.kill(first, signal.SIGTERM)
+        is_served_by_next = False
+        while not is_served_by_next:
+            with ask(port) as client:
+                answer = await asyncio.to_thread(client.recv, 1000)
+            assert answer.startswith((b"HTTP/1.0 200", b"HTTP/1.0 503"))
+            is_served_by_next = b" 200 " in answer and b"X-Process: %d" % first not in answer
+        await eventually(lambda: child(supervisor, "front").state == "ready", within_s=15)
+        assert child(supervisor, "front").pid != first
+        assert child(supervisor, "front").restarts == 1
+        assert is_running(first)
+        busy.unlink()
+        await eventually(lambda: not is_running(first), within_s=15)
+        assert not supervisor.failed.is_set()
+
+
+async def test_stop_waits_for_a_child_that_still_drains_and_kills_it_after_its_grace(
+    state_dir, make_spec, tmp_path
+) -> None:
+    """It has its signal already; a second one would cut what it is answering."""
+    busy = tmp_path / "busy"
+    busy.touch()
+    spec = handing_over(make_spec, "--drain-file", str(busy))
+    async with supervised(state_dir, spec) as supervisor:
+        await asyncio.wait_for(supervisor.wait_ready(), 15)
+        first = child(supervisor, "front").pid
+        os.kill(first, signal.SIGTERM)
+        await eventually(lambda: child(supervisor, "front").restarts == 1, within_s=15)
+        await eventually(lambda: child(supervisor, "front").state == "ready", within_s=15)
+        second = child(supervisor, "front").pid
+        stopping = asyncio.create_task(supervisor.stop())
+        await eventually(lambda: child(supervisor, "front").state == "stopping", within_s=15)
+        await asyncio.sleep(0.5)
+        assert is_running(first)
+        assert not stopping.done()
+        busy.unlink()
+        await stopping
+        assert not is_running(first)
+        assert not is_running(second)
+
+
 async def test_an_address_that_cannot_be_had_fails_the_fleet(state_dir, make_spec) -> None:
     """It is named, and no process was started for it."""
     spec = make_spec("front", listen_fd_setting="STAND_IN_LISTEN_FD")

@@ -52,16 +52,30 @@ class RpcFront:
             OSError: the address cannot be bound.
         """
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
+        server = await loop.create_server(
             lambda: _Sniffer(self), host.strip("[]"), port, backlog=_BACKLOG
         )
+        return self._listens(server)
+
+    async def listen_on(self, listener: socket.socket) -> int:
+        """Begin to accept on a socket that somebody else holds too; return the port."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: _Sniffer(self), sock=listener, backlog=_BACKLOG)
+        return self._listens(server)
+
+    def _listens(self, server: asyncio.Server) -> int:
+        self._server = server
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
-    def close(self) -> None:
-        """Stop listening and cut every connection."""
+    def stop_listening(self) -> None:
+        """Accept no further connection; those that are open go on."""
         if self._server is not None:
             self._server.close()
+
+    def close(self) -> None:
+        """Stop listening and cut every connection."""
+        self.stop_listening()
         for task in self._opening:
             task.cancel()
         for transport in list(self._transports):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
@@ -68,6 +69,7 @@ class RpcServer:
         address: host:port; port 0 takes any free one, see `port`.
         services: pairs of contract descriptor and servicer.
         metrics: where calls are counted.
+        listener: listened on instead of the address; whoever holds it too listens after us.
     """
 
     def __init__(
@@ -75,7 +77,9 @@ class RpcServer:
         address: str,
         services: list[tuple[ServiceDescriptor, object]],
         metrics: RpcMetrics | None = None,
+        listener: socket.socket | None = None,
     ) -> None:
+        self._listener = listener
         methods = [
             method for descriptor, servicer in services for method in bind(descriptor, servicer)
         ]
@@ -107,11 +111,16 @@ class RpcServer:
         await self._server.start()
         self._front = RpcFront(self._sessions.connect, inner, inner_port)
         try:
-            self.port = await self._front.listen(*split_address(self.address))
+            self.port = await self._listen(self._front)
         except OSError as error:
             await self._server.stop(None)
             raise OSError(f"cannot listen on {self.address}: in use or not ours") from error
         await self.set_ready(False)
+
+    async def _listen(self, front: RpcFront) -> int:
+        if self._listener is not None:
+            return await front.listen_on(self._listener)
+        return await front.listen(*split_address(self.address))
 
     @property
     def num_running(self) -> int:
@@ -137,6 +146,9 @@ class RpcServer:
                 that make a call again when its connection ends.
         """
         await self.set_ready(False)
+        if self._listener is not None and self._front is not None:
+            # Who connects now waits for, or finds, the next process.
+            self._front.stop_listening()
         await self._sessions.drain(grace_s, refuses=refuses)
         self.cut()
         await self._server.stop(1.0)

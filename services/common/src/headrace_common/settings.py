@@ -117,6 +117,25 @@ class RpcServiceSettings(ServiceSettings):
     )
 
 
+class HandOverSettings(RpcServiceSettings):
+    """What a service has that serves until its successor does (`succession`)."""
+
+    listen_fd: int | None = Field(
+        None,
+        ge=3,
+        description="Descriptor of a bound TCP socket that this process inherits and listens on, "
+        "instead of `listen`. While whoever made it holds it too, connections wait in it when the "
+        "service starts again, and none is refused.",
+    )
+    succession_fd: int | None = Field(
+        None,
+        ge=3,
+        description="Descriptor of a socket connected to whoever starts this process: told to "
+        "stop, it gives up `metrics_listen`, writes a byte there, and goes on taking connections "
+        "until the other end is closed, which says that its successor serves.",
+    )
+
+
 def split_address(address: str) -> tuple[str, int]:
     """Split ``host:port``.
 

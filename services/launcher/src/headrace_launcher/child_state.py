@@ -68,6 +68,8 @@ class ChildLife:
                                                       |  too many crashes, bad settings
         any --stop--> STOPPING --exit--> STOPPED      +----> FAILED
 
+    A process that is told to stop by somebody else, and hands over, is one that has exited, though
+    it still drains; that is no crash.
     Times are monotonic seconds, passed in.
     """
 
@@ -99,6 +101,13 @@ class ChildLife:
         if self.state is ChildState.FAILED:
             return
         self.state = ChildState.STOPPED if self.pid is None else ChildState.STOPPING
+
+    def left(self) -> None:
+        """Somebody has told the process to stop; while it does, the next one is made."""
+        self.pid = None
+        if self.state not in (ChildState.STOPPING, ChildState.STOPPED, ChildState.FAILED):
+            self.state = ChildState.BACKOFF
+            self.num_restarts += 1
 
     def exited(self, code: int, now_s: float) -> ExitAction:
         """The process ended with *code* (negative: by that signal); say what to do."""

@@ -81,6 +81,8 @@ class ChildSpec:
     # Names the setting by which the child is told the descriptor of its listening socket. The
     # supervisor holds that socket, so connections wait in it while the child starts again.
     listen_fd_setting: str = ""
+    # Likewise for the line by which it hands over (`headrace_common.succession`).
+    succession_fd_setting: str = ""
     start_timeout_s: float = _SERVICE_START_S
     stop_grace_s: float = _STORE_STOP_S
 
@@ -90,6 +92,10 @@ class ChildSpec:
         return self.role is Role.WORKER
 
 
+# Where callers wait for nobody else: the next process starts while the last one still serves.
+_HAND_OVER = ("gateway", "guard")
+# Gateways of one outbox at a time: one, its successor, those that still drain, one left by another.
+_NUM_SEATS = 8
 # Order of start; the stores come before, workers after the router, the gateway last.
 _SERVICES = ("billing", "cache-index", "router", "guard", "ratelimit")
 # Not the router: it is ready only with a worker, and both start up side by side with the gateway.
@@ -199,7 +205,8 @@ class _Planner:
             stop_stage=_STOP_STAGE[name],
             environment={prefix + key: value for key, value in own.items()},
             defaults=self._common_defaults(prefix),
-            listen_fd_setting=prefix + "LISTEN_FD" if name == "gateway" else "",
+            listen_fd_setting=prefix + "LISTEN_FD" if name in _HAND_OVER else "",
+            succession_fd_setting=prefix + "SUCCESSION_FD" if name in _HAND_OVER else "",
             stop_grace_s=self._options.drain_grace_s + _STOP_MARGIN_S,
             start_timeout_s=_WORKER_START_S if name in _AFTER_WORKERS else _SERVICE_START_S,
         )
@@ -214,7 +221,9 @@ class _Planner:
                 outbox = str(state_dir / own_name.replace("gateway", "outbox", 1))
                 state = f"sqlite:///{state_dir / 'gateway.sqlite3'}"
                 routes = self._options.model_routes_file or state_dir / "model-routes.toml"
-                stores = {"OUTBOX_DIR": outbox, "STATE_URL": state}
+                stores = {
+                    "OUTBOX_DIR": outbox, "OUTBOX_SEATS": str(_NUM_SEATS), "STATE_URL": state,
+                }  # fmt: skip
                 return {
                     **addresses,
                     **stores,

@@ -45,10 +45,15 @@ class ChildProcess:
 
     async def stop(self, grace_s: float) -> bool:
         """Ask the process to end, kill its group after the grace; tell whether it went itself."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+        return await self.see_off(grace_s)
+
+    async def see_off(self, grace_s: float) -> bool:
+        """Wait for a process that has been asked to end, as `stop` does: a second signal cuts."""
         if self._process.returncode is not None:
             return True
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
         # A stopped (SIGSTOP) process would sleep through its SIGTERM.
         self._signal_group(signal.SIGCONT)
         try:

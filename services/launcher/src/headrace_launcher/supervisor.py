@@ -31,6 +31,7 @@ from headrace_launcher.plan import ChildSpec, ProbeKind
 from headrace_launcher.ports import bound_socket
 from headrace_launcher.process import ChildProcess, Spawner, StartError
 from headrace_launcher.state_dir import StateDir
+from headrace_launcher.succession import Succession
 
 _log = logging.getLogger(__name__)
 _STARTING_POLL_S = 0.2
@@ -45,12 +46,30 @@ _PROBES: dict[ProbeKind, Callable[[str], probes.Probe]] = {
 Progress = Callable[[str], Awaitable[float | None]]
 
 
+@dataclass(eq=False)
+class _Process:
+    """A process of a child, and how it hands over to the next one, if it can."""
+
+    process: ChildProcess
+    succession: Succession | None
+
+    def let_go(self) -> None:
+        if self.succession is not None:
+            self.succession.let_go()
+
+    def close(self) -> None:
+        if self.succession is not None:
+            self.succession.close()
+
+
 @dataclass
 class _Child:
     spec: ChildSpec
     life: ChildLife
     log: Path
-    process: ChildProcess | None = None
+    process: _Process | None = None
+    # Told to stop by somebody else, they serve until the next one is ready, then drain.
+    leaving: list[_Process] = field(default_factory=list)
     # Its listening socket, from the first start to the fleet's stop.
     listener: socket.socket | None = None
     progress_ratio: float | None = None
@@ -62,25 +81,29 @@ class _Child:
         address = self.spec.metrics_address or self.spec.address
         return _PROBES[self.spec.probe](address)
 
-    def inherited(self) -> tuple[int, ...]:
-        """Return the descriptors that a new process gets; binds the socket the first time.
+    def listening(self) -> int:
+        """Return the descriptor of its listening socket, which is bound the first time.
 
         Raises:
             StartError: the address cannot be had.
         """
-        if not self.spec.listen_fd_setting:
-            return ()
         if self.listener is None:
             try:
                 self.listener = bound_socket(self.spec.address)
             except OSError as error:
                 raise StartError(error.strerror) from error
-        return (self.listener.fileno(),)
+        return self.listener.fileno()
+
+    def processes(self) -> list[_Process]:
+        return [*self.leaving, *([] if self.process is None else [self.process])]
 
     def let_go(self) -> None:
-        """Close our copy of the listening socket: it ends with the process that listens."""
+        """Let its processes stop once they are told to: no further one will come."""
+        # Our copy of the listening socket: it ends with the process that listens.
         if self.listener is not None:
             self.listener.close()
+        for process in self.processes():
+            process.let_go()
 
     def view(self) -> ChildView:
         return ChildView(
@@ -174,8 +197,12 @@ class Supervisor:
 
     async def _stop_child(self, child: _Child) -> None:
         self._ask_to_stop(child)
-        if child.process is not None and not await child.process.stop(child.spec.stop_grace_s):
-            child.detail = f"killed after {child.spec.stop_grace_s:.0f} s"
+        grace_s = child.spec.stop_grace_s
+        stops = [it.process.see_off(grace_s) for it in child.leaving]
+        if child.process is not None:
+            stops.append(child.process.process.stop(grace_s))
+        if not all(await asyncio.gather(*stops)):
+            child.detail = f"killed after {grace_s:.0f} s"
             self._on_change()
 
     def _ask_to_stop(self, child: _Child) -> None:
@@ -194,30 +221,63 @@ class Supervisor:
                     await child.stopping.wait()
 
     async def _run_once(self, child: _Child) -> float | None:
-        """Run the process to its end; return the pause before the next one, None = no next one."""
+        """Run a process until the next is due; return the pause before, None = there is none."""
         try:
-            process = await self._spawn(child)
+            running = child.process = await self._spawn(child)
         except StartError as error:
             self._fail(child, child.life.start_failed(str(error)))
             return None
-        child.process = process
-        child.life.spawned(process.pid)
+        child.life.spawned(running.process.pid)
         self._on_change()
         watch = asyncio.create_task(self._watch(child))
         if child.stopping.is_set():  # asked for while the process was being made
-            await process.stop(child.spec.stop_grace_s)
-        code = await process.wait()
+            running.let_go()
+            await running.process.stop(child.spec.stop_grace_s)
+        ending = asyncio.create_task(running.process.wait())
+        is_leaving = await _is_leaving(running, ending)
         await cancel_and_wait(watch)
         child.process, child.progress_ratio = None, None
+        if is_leaving and not child.stopping.is_set():
+            self._see_off(child, running, ending)
+            return 0.0
+        code = await ending
+        running.close()
         return self._after_exit(child, code)
 
-    async def _spawn(self, child: _Child) -> ChildProcess:
-        descriptors, environment = child.inherited(), self._environment_of(child.spec)
-        for descriptor in descriptors:
-            environment[child.spec.listen_fd_setting] = str(descriptor)
-        return await self._spawner.start(
-            child.spec.argv, environment, child.log, self._cwd, descriptors
-        )
+    def _see_off(self, child: _Child, leaving: _Process, ending: asyncio.Task[int]) -> None:
+        """Make room for the next process, beside one that somebody has told to stop."""
+
+        def end(_: object) -> None:
+            child.leaving.remove(leaving)
+            leaving.close()
+
+        child.leaving.append(leaving)
+        ending.add_done_callback(end)
+        child.life.left()
+        _log.info("%s was told to stop, its successor starts", child.spec.name)
+        self._on_change()
+
+    async def _spawn(self, child: _Child) -> _Process:
+        spec, environment, descriptors = child.spec, self._environment_of(child.spec), list[int]()
+        succession = None
+        if spec.listen_fd_setting:
+            descriptors.append(child.listening())
+            environment[spec.listen_fd_setting] = str(descriptors[-1])
+        if spec.succession_fd_setting:
+            succession = Succession()
+            descriptors.append(succession.descriptor)
+            environment[spec.succession_fd_setting] = str(descriptors[-1])
+        try:
+            process = await self._spawner.start(
+                spec.argv, environment, child.log, self._cwd, descriptors
+            )
+        except BaseException:
+            if succession is not None:
+                succession.close()
+            raise
+        if succession is not None:
+            succession.is_inherited()
+        return _Process(process, succession)
 
     def _after_exit(self, child: _Child, code: int) -> float | None:
         action = child.life.exited(code, time.monotonic())
@@ -251,6 +311,8 @@ class Supervisor:
         changed = child.life.probed(ready)
         if ready:
             child.ready_once.set()
+            for former in child.leaving:
+                former.let_go()
             child.detail, progress = "", None
         else:
             progress = await self._ask_progress(child)
@@ -280,6 +342,20 @@ class Supervisor:
             for child in self._children:
                 with contextlib.suppress(OSError):
                     cut_if_long(child.log)
+
+
+async def _is_leaving(running: _Process, ending: asyncio.Task[int]) -> bool:
+    """Wait until a process ends, or says that it was told to stop (True)."""
+    if running.succession is None:
+        await asyncio.wait({ending})
+        return False
+    telling = asyncio.create_task(running.succession.until_leaving())
+    await asyncio.wait({ending, telling}, return_when=asyncio.FIRST_COMPLETED)
+    is_leaving = telling.done() and telling.result()
+    await cancel_and_wait(telling)
+    if not is_leaving:
+        await asyncio.wait({ending})
+    return is_leaving
 
 
 async def _first_of(*events: asyncio.Event) -> None:

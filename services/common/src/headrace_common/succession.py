@@ -1,0 +1,84 @@
+"""Handing over: a process that is told to stop goes on serving until its successor does.
+
+Whoever starts the process holds the other end of a pair of sockets (`succession_fd`)::
+
+    process --one byte--> starter     told to stop; the addresses of its own are given up
+    process <--the end--- starter     the successor serves, or there will be none
+
+Both processes listen on one socket that the starter holds (`listen_fd`), so whoever connects is
+answered all the time, by the one or the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+
+# A starter that says nothing for so long has forgotten us.
+_LONGEST_S = 60.0
+
+
+def inherited_listener(descriptor: int) -> socket.socket:
+    """Take a bound socket that whoever started this process holds too.
+
+    Raises:
+        OSError: the descriptor is none of a bound TCP socket.
+    """
+    try:
+        listener = socket.socket(fileno=descriptor)
+    except OSError as error:
+        why = f"cannot listen on descriptor {descriptor}: {error.strerror}"
+        raise OSError(error.errno, why) from error
+    is_internet = listener.family in (socket.AF_INET, socket.AF_INET6)
+    if not is_internet or listener.type != socket.SOCK_STREAM or not listener.getsockname()[1]:
+        listener.close()
+        raise OSError(
+            errno.EINVAL, f"cannot listen on descriptor {descriptor}: not a bound TCP socket"
+        )
+    listener.set_inheritable(False)
+    listener.setblocking(False)
+    return listener
+
+
+class Succession:
+    """A process's end. Belongs to one event loop.
+
+    Args:
+        descriptor: inherited; None = nobody waits for us to leave.
+
+    Raises:
+        OSError: the descriptor is none of a socket.
+    """
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._line: socket.socket | None = None
+        if descriptor is not None:
+            try:
+                self._line = socket.socket(fileno=descriptor)
+            except OSError as error:
+                why = f"cannot hand over by descriptor {descriptor}: {error.strerror}"
+                raise OSError(error.errno, why) from error
+            self._line.set_inheritable(False)
+            self._line.setblocking(False)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody starts a successor once we leave."""
+        return self._line is not None
+
+    async def until_served(self) -> None:
+        """Tell that we leave; return when a successor serves, or when none will come."""
+        if self._line is None:
+            return
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_LONGEST_S):
+                await loop.sock_sendall(self._line, b"1")
+                await loop.sock_recv(self._line, 1)
+
+    def close(self) -> None:
+        """Close our end."""
+        if self._line is not None:
+            self._line.close()
