@@ -61,6 +61,22 @@ def test_the_chain_goes_on_after_a_restart(tmp_path: Path) -> None:
     second.close()
 
 
+def test_a_guard_and_its_successor_write_one_chain(tmp_path: Path) -> None:
+    """In turns, without a gap; neither forgets what the other has published."""
+    path = tmp_path / "a.sqlite3"
+    first, second = AuditJournal(path, 1), AuditJournal(path, 1)
+    for journal in (first, second, first):
+        journal.append([record("a"), record("b")])
+        assert journal.verify()[1] == []
+    assert [one.seq for one in second.find("a")] == [1, 3, 5]
+    second.mark_published(5)
+    first.mark_published(2)
+    assert first.published_seq() == 5
+    first.close()
+    assert second.verify() == (1, [])
+    second.close()
+
+
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [

@@ -1,13 +1,16 @@
 """The process: settings, health, drain, and what it refuses to start with."""
 
 import asyncio
+import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from headrace_common.errors import HeadraceError
 from headrace_common.rpc import method_ref
 from headrace_common.session import SessionClient
 from headrace_common.settings import SettingsError
@@ -48,6 +51,36 @@ async def test_ready_once_it_serves_and_not_when_it_drains() -> None:
         assert await call.receive() is None
     await stopping
     await client.close()
+
+
+async def test_a_guard_that_hands_over_judges_until_its_successor_serves() -> None:
+    """On a socket that is not its own; who connects once it is let go waits for the next one."""
+    asked = pb.CheckInputRequest(parts=[pb.TextPart(text="hello")])
+    ours, theirs = socket.socketpair()
+    with ours, socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        inherited = {"listen_fd": os.dup(held.fileno()), "succession_fd": theirs.detach()}
+        app = GuardApp(GuardSettings(drain_grace_s=5, **inherited))
+        await app.start()
+        metrics_port = app.metrics_port
+        app.lifecycle.stopping.set()
+        stopping = asyncio.create_task(app.stop())
+        ours.setblocking(False)
+        assert await asyncio.get_running_loop().sock_recv(ours, 1) == b"1"
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", metrics_port)
+        client = SessionClient(address)
+        assert (await client.unary(CHECK_INPUT, asked, timeout_s=5)).HasField("verdict")
+        ours.close()
+        await stopping
+        with pytest.raises(HeadraceError):
+            await client.unary(CHECK_INPUT, asked, timeout_s=0.5)
+        successor = GuardApp(GuardSettings(listen_fd=os.dup(held.fileno())))
+        await successor.start()
+        assert (await client.unary(CHECK_INPUT, asked, timeout_s=5)).HasField("verdict")
+        await client.close()
+        await successor.stop()
 
 
 def test_the_process_starts_alone_and_leaves_on_sigterm(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The audit on disk: one SQLite file per guard. It survives restarts, and Kafka gets it from here.
 
-All calls come from one thread at a time (the audit's own). Records that Kafka has taken may be
-forgotten once there are too many; the chain goes on from the last hash all the same.
+All calls come from one thread at a time (the audit's own). A guard and its successor may write to
+one file for a while: where the chain ends stands in the file only. Records that Kafka has taken may
+be forgotten once there are too many; the chain goes on from the last hash all the same.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import secrets
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -48,20 +49,19 @@ class AuditJournal:
         self._db.execute("PRAGMA synchronous=NORMAL")
         self._db.executescript(_SCHEMA)
         # The span key is for the keyed hash of what was found.
-        self.chain_id, self.span_key, self._seq, self._hash = self._identity()
+        self.chain_id, self.span_key = self._identity()
 
     def append(self, records: Sequence[pb.AuditRecord]) -> None:
         """Give records their places in the chain and keep them, all or none."""
-        seq, last = self._seq, self._hash
         rows: list[tuple[int, str, bytes]] = []
-        for record in records:
-            seq += 1
-            last = seal(record, self.chain_id, seq, last)
-            rows.append((seq, record.request_id, record.SerializeToString(deterministic=True)))
-        with self._db:
+        with self._writing():
+            seq, last = self._end()
+            for record in records:
+                seq += 1
+                last = seal(record, self.chain_id, seq, last)
+                rows.append((seq, record.request_id, record.SerializeToString(deterministic=True)))
             self._db.executemany("INSERT INTO records VALUES (?, ?, ?)", rows)
             self._db.execute("UPDATE chain SET seq = ?, hash = ?", (seq, last))
-        self._seq, self._hash = seq, last
 
     def find(self, request_id: str) -> list[pb.AuditRecord]:
         """Return all records of a request, oldest first."""
@@ -82,16 +82,20 @@ class AuditJournal:
 
     def mark_published(self, seq: int) -> None:
         """Remember that Kafka has taken everything up to *seq*; forget what is too old."""
-        with self._db:
-            self._db.execute("UPDATE published SET seq = ?", (seq,))
+        with self._writing():
+            self._db.execute("UPDATE published SET seq = max(seq, ?)", (seq,))
             self._db.execute(
-                "DELETE FROM records WHERE seq <= ?", (min(seq, self._seq - self._max_records),)
+                "DELETE FROM records WHERE seq <= ?",
+                (min(seq, self._end()[0] - self._max_records),),
             )
 
     def verify(self) -> tuple[int, list[str]]:
         """Recount the chain; return how many records there are and what is wrong."""
         try:
-            return self._verify()
+            with self._db:
+                # One moment of the file, though somebody else may write on.
+                self._db.execute("BEGIN")
+                return self._verify()
         except (DecodeError, sqlite3.Error) as error:
             return 0, [f"a record cannot be read: {error}"]
 
@@ -101,8 +105,9 @@ class AuditJournal:
             return 0, []
         before = root(self.chain_id) if first.seq == 1 else first.prev_hash
         count, found = problems(self._all(), self.chain_id, first.seq, before)
-        if not found and first.seq + count - 1 != self._seq:
-            found = [f"the last record is {first.seq + count - 1}, {self._seq} were written"]
+        num_written, _ = self._end()
+        if not found and first.seq + count - 1 != num_written:
+            found = [f"the last record is {first.seq + count - 1}, {num_written} were written"]
         return count, found
 
     def close(self) -> None:
@@ -115,14 +120,26 @@ class AuditJournal:
             for row in rows:
                 yield pb.AuditRecord.FromString(row[0])
 
-    def _identity(self) -> tuple[str, bytes, int, bytes]:
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Hold the file for one change, all or none."""
         with self._db:
-            query = "SELECT chain_id, span_key, seq, hash FROM chain"
-            with closing(self._db.execute(query)) as rows:
-                found: tuple[str, bytes, int, bytes] | None = rows.fetchone()
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+
+    def _end(self) -> tuple[int, bytes]:
+        """Return number and hash of the last record."""
+        with closing(self._db.execute("SELECT seq, hash FROM chain")) as rows:
+            end: tuple[int, bytes] = rows.fetchone()
+        return end
+
+    def _identity(self) -> tuple[str, bytes]:
+        with self._writing():
+            with closing(self._db.execute("SELECT chain_id, span_key FROM chain")) as rows:
+                found: tuple[str, bytes] | None = rows.fetchone()
             if found is None:
-                chain_id = secrets.token_hex(8)
-                found = (chain_id, secrets.token_bytes(32), 0, root(chain_id))
-                self._db.execute("INSERT INTO chain VALUES (?, ?, ?, ?)", found)
+                found = (secrets.token_hex(8), secrets.token_bytes(32))
+                values = (*found, 0, root(found[0]))
+                self._db.execute("INSERT INTO chain VALUES (?, ?, ?, ?)", values)
                 self._db.execute("INSERT INTO published VALUES (0)")
         return found

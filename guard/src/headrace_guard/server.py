@@ -10,6 +10,7 @@ from headrace_common.lifecycle import Lifecycle, cancel_and_wait, serve, supervi
 from headrace_common.metrics import ObservabilityServer, RpcMetrics, new_registry, watch_disk
 from headrace_common.rpc_server import RpcServer
 from headrace_common.settings import split_address
+from headrace_common.succession import Succession, inherited_listener
 from headrace_contracts.guard.v1 import guard_pb2
 from headrace_guard.admin_servicer import GuardAdminServicer
 from headrace_guard.audit_journal import AuditJournal
@@ -105,7 +106,9 @@ class GuardApp:
                 (ADMIN_DESCRIPTOR, GuardAdminServicer(self.book, self.audit)),
             ],
             RpcMetrics(self._registry),
+            None if settings.listen_fd is None else inherited_listener(settings.listen_fd),
         )
+        self._succession = Succession(settings.succession_fd)
         self._observability: ObservabilityServer | None = None
         self._watch: asyncio.Task[None] | None = None
 
@@ -135,6 +138,9 @@ class GuardApp:
     async def stop(self) -> None:
         """Let running streams end, leave; gateways ask another guard for what is cut then."""
         self.lifecycle.set_ready(False)
+        if self.lifecycle.stopping.is_set() and self._succession.is_awaited:
+            await self._show_nothing()
+            await self._succession.until_served()
         await self._rpc.stop(self._settings.drain_grace_s, refuses=False)
         await cancel_and_wait(self._watch)
         await self.audit.close()
@@ -142,8 +148,14 @@ class GuardApp:
         self._embed_thread.close()
         if self._judge is not None:
             await self._judge.close()
-        if self._observability is not None:
-            self._observability.close()
+        self._succession.close()
+        await self._show_nothing()
+
+    async def _show_nothing(self) -> None:
+        """Give up the address of the metrics: a successor may need it."""
+        shown, self._observability = self._observability, None
+        if shown is not None:
+            await asyncio.to_thread(shown.close)
 
     async def _keep_policies(self) -> None:
         await self.book.keep(self._settings.policy_poll_s)

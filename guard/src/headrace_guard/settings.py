@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from pydantic import Field, SecretStr
 
-from headrace_common.settings import RpcServiceSettings, TopicReplicas, config
+from headrace_common.settings import HandOverSettings, TopicReplicas, config
 
 
-class GuardSettings(RpcServiceSettings):
+class GuardSettings(HandOverSettings):
     """Where the guard listens, which policies it has and how much it takes on."""
 
     prefix: ClassVar[str] = "HEADRACE_GUARD_"
