@@ -103,11 +103,14 @@ async def run(options: argparse.Namespace) -> None:
     for group in options.parts:
         outcomes = await measure(fleet, group.split(","), number, options.rate, options.after_s)
         endings = collections.Counter(it.ending for it in outcomes)
-        longest_s = max(it.elapsed_s for it in outcomes if it.started_s >= _BEFORE_S - 1)
+        longest = max(
+            (it for it in outcomes if it.started_s >= _BEFORE_S - 1), key=lambda it: it.elapsed_s
+        )
         before_s = [it.elapsed_s for it in outcomes if it.started_s < _BEFORE_S - 1]
         print(
             f"{group}: {dict(endings.most_common())}, p50 before {median(before_s):.2f} s, "
-            f"longest from then on {longest_s:.1f} s",
+            f"longest from then on {longest.elapsed_s:.1f} s, "
+            f"asked {longest.started_s - _BEFORE_S:+.1f} s from it",
             flush=True,
         )
         await asyncio.sleep(_PAUSE_S)
