@@ -10,7 +10,8 @@ from headrace_common.blocks import chain, chain_key, join
 from headrace_common.clock import SystemClock
 from headrace_common.errors import InvalidRequest
 from headrace_common.rpc import method_ref
-from headrace_common.session import SessionCall, SessionClient
+from headrace_common.session import SessionClient
+from headrace_common.session_call import SessionCall
 from headrace_contracts.cache_index.v1 import cache_index_pb2 as pb
 from headrace_contracts.types.v1.types_pb2 import CACHE_TIER_CPU, ReplicaRef
 from headrace_testing.fake_cache_index import DESCRIPTOR, FakeCacheIndexServer

@@ -8,7 +8,8 @@ import pytest
 
 from headrace_common.errors import InvalidRequest
 from headrace_common.rpc import call_unary, method_ref, open_channel
-from headrace_common.session import SessionCall, SessionClient
+from headrace_common.session import SessionClient
+from headrace_common.session_call import SessionCall
 from headrace_contracts.guard.v1 import guard_pb2 as pb
 from headrace_guard.server import GuardApp
 from headrace_guard.settings import GuardSettings

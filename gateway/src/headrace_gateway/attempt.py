@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from headrace_common.clock import Clock
 from headrace_common.errors import HeadraceError, ReplicaLost
 from headrace_common.price_rows import cached_tokens
-from headrace_common.session import SessionCall
+from headrace_common.session_call import SessionCall
 from headrace_contracts.types.v1.types_pb2 import ReplicaRef
 from headrace_contracts.worker.v1 import worker_pb2 as pb
 from headrace_gateway.job import Job

@@ -33,7 +33,7 @@ from headrace_common.errors import (
     Unavailable,
     Unimplemented,
 )
-from headrace_common.session import SessionCall
+from headrace_common.session_call import SessionCall
 from headrace_common.telemetry import span
 from headrace_contracts.router.v1.router_pb2 import PickRequest
 from headrace_contracts.types.v1.types_pb2 import ReplicaRef

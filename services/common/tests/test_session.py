@@ -18,7 +18,9 @@ from headrace_common.errors import (
 )
 from headrace_common.rpc import MethodRef, call_stream, call_unary, method_ref, open_channel
 from headrace_common.rpc_server import RpcServer
-from headrace_common.session import WINDOW, SessionCall, SessionClient
+from headrace_common.session import SessionClient
+from headrace_common.session_call import SessionCall
+from headrace_common.session_items import WINDOW
 from headrace_common.session_server import MAX_UNREAD, SessionServicer
 from headrace_contracts.guard.v1 import guard_pb2
 from headrace_contracts.guard.v1.guard_pb2 import (

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from headrace_common import session
+from headrace_common import session, session_call
 from headrace_common.errors import Deadline, HeadraceError, ReplicaDraining, ReplicaLost
 from headrace_common.frame_socket import SILENCE_S
 from headrace_common.rpc_server import RpcServer
@@ -146,7 +146,7 @@ async def test_a_closed_client_tries_no_more(monkeypatch: pytest.MonkeyPatch) ->
         await times_out.wait()
         raise TimeoutError
 
-    monkeypatch.setattr(session._ClientStream, "connect", connect)
+    monkeypatch.setattr(session_call.ClientStream, "connect", connect)
     client = SessionClient("127.0.0.1:1")
     trying = client._try()
     await eventually(lambda: num_tries == 1)
@@ -189,16 +189,16 @@ async def test_a_frozen_peer_costs_its_clients_patience_once(peer, scheme) -> No
 
 async def test_a_peer_that_lives_is_waited_for(peer, monkeypatch) -> None:
     """However long its answer takes; and the call's own time still counts."""
-    monkeypatch.setattr(session, "_LOOK_AFTER_S", 0.01)
-    monkeypatch.setattr(session, "_LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(session_call, "_LOOK_AFTER_S", 0.01)
+    monkeypatch.setattr(session_call, "LOOK_AGAIN_S", 0.01)
     asked: list[float] = []
-    ask_for_life = session._ClientStream.ask_for_life
+    ask_for_life = session_call.ClientStream.ask_for_life
 
-    def noted(stream: session._ClientStream) -> float:
+    def noted(stream: session_call.ClientStream) -> float:
         asked.append(ask_for_life(stream))
         return asked[-1]
 
-    monkeypatch.setattr(session._ClientStream, "ask_for_life", noted)
+    monkeypatch.setattr(session_call.ClientStream, "ask_for_life", noted)
     client = SessionClient(peer.address, patience_s=0.2)
     waiting = asyncio.create_task(client.unary(UNARY, ask("wait:done"), timeout_s=30))
     await eventually(lambda: len(asked) >= 2)
@@ -211,12 +211,12 @@ async def test_a_peer_that_lives_is_waited_for(peer, monkeypatch) -> None:
 
 async def test_many_waiting_calls_ask_one_question(peer, monkeypatch) -> None:
     """An overloaded peer is not burdened by being asked how it is."""
-    monkeypatch.setattr(session, "_LOOK_AFTER_S", 0.05)
+    monkeypatch.setattr(session_call, "_LOOK_AFTER_S", 0.05)
     questions: list[Item] = []
     handle = SessionServicer._handle
 
     def noted(servicer: SessionServicer, item: Item, *rest: object) -> None:
-        if item.method == session._LIFE:
+        if item.method == session_call._LIFE:
             questions.append(item)
         handle(servicer, item, *rest)
 

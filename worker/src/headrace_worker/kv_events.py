@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from headrace_common.blocks import join
 from headrace_common.lifecycle import cancel_and_wait, supervise
 from headrace_common.rpc import method_ref
-from headrace_common.session import SessionCall, SessionClient
+from headrace_common.session import SessionClient
+from headrace_common.session_call import SessionCall
 from headrace_contracts.cache_index.v1 import cache_index_pb2 as pb
 from headrace_contracts.types.v1.types_pb2 import CACHE_TIER_GPU
 from headrace_worker.engine.block_events import Batch, BlockEventLog, Cleared, Event, Stored

@@ -20,7 +20,8 @@ from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.proto_wire import bytes_tag, number_tag, varint, with_length
 from headrace_common.rpc import method_ref
 from headrace_common.rpc_status import from_status
-from headrace_common.session import SessionCall, SessionClient
+from headrace_common.session import SessionClient
+from headrace_common.session_call import SessionCall
 from headrace_common.telemetry import sampled_traceparent
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 

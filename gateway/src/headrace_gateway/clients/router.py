@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from headrace_common.errors import NoReplica, ReplicaLost
 from headrace_common.proto_wire import Encoded, bytes_tag, with_length
 from headrace_common.rpc import method_ref
-from headrace_common.session import SessionCall, SessionClient
+from headrace_common.session import SessionClient
+from headrace_common.session_call import SessionCall
 from headrace_contracts.router.v1 import router_pb2 as pb
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Router"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from headrace_common.rpc import method_ref
-from headrace_common.session import SessionCall, SessionClient
+from headrace_common.session import SessionClient
+from headrace_common.session_call import SessionCall
 from headrace_contracts.worker.v1 import worker_pb2 as pb
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Worker"]
