@@ -100,7 +100,7 @@ async def test_while_redis_is_down_nothing_is_acknowledged(
     await eventually(lambda: not app.lifecycle.is_ready)
     assert publisher.acknowledged_seq == 1
     own_redis.start()
-    await eventually(lambda: holds_the_truth(redis, publisher), within_s=10)
+    await eventually(lambda: holds_the_truth(redis, publisher))
     await eventually(lambda: app.lifecycle.is_ready)
 
 
@@ -201,7 +201,7 @@ async def test_stopping_is_prompt_while_redis_is_down(own_redis: LocalServer, pa
     own_redis.kill()
     publisher.store(HASHES[1:2])
     await eventually(lambda: not app.lifecycle.is_ready)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(10):
         await app.stop()
 
 

@@ -313,7 +313,7 @@ async def test_while_redis_is_away_the_state_is_kept(own_redis: LocalServer) -> 
         await engine.publish(blocks(1, 2))
         await eventually(lambda: fed.metrics.store_failures._value.get() > 0)
         own_redis.start()
-        await eventually(is_whole_again, within_s=10)
+        await eventually(is_whole_again)
         assert engine.num_replays == 1
 
 

@@ -307,8 +307,8 @@ async def test_the_key_comes_before_the_body(fleet: GatewayFleet) -> None:
         assert query.status_code == 401
 
 
-async def test_revoked_key_stops_within_a_second(fleet: GatewayFleet) -> None:
-    """A cached key dies with the change that billing announces."""
+async def test_a_revoked_key_stops_with_the_change(fleet: GatewayFleet) -> None:
+    """That billing announces; by its age alone it would be good for a minute."""
     async with fleet.http() as client:
         assert (await client.get("/v1/models")).status_code == 200
         fleet.billing.revoke(fleet.key.key_id)
@@ -316,7 +316,7 @@ async def test_revoked_key_stops_within_a_second(fleet: GatewayFleet) -> None:
         async def is_refused() -> bool:
             return (await client.get("/v1/models")).status_code == 401
 
-        await eventually(is_refused, within_s=1)
+        await eventually(is_refused)
 
 
 async def test_wrong_urls_are_told_in_the_same_shape(fleet: GatewayFleet) -> None:

@@ -375,9 +375,9 @@ async def test_a_moment_without_the_state_costs_no_answer_twice(
     fleet_parts.worker.switches.delay_per_token_s = 0.3
     async with fleet_parts.openai() as client:
         batch_id = await start(client, *[line(f"l{idx}") for idx in range(8)])
-        await eventually(lambda: len(fleet_parts.worker.running) == 4, within_s=10)
+        await eventually(lambda: len(fleet_parts.worker.running) == 4)
         await asyncio.to_thread(own_postgres.stop)
-        await eventually(lambda: not fleet_parts.worker.running, within_s=10)
+        await eventually(lambda: not fleet_parts.worker.running)
         await eventually(lambda: failed == set(calls), within_s=15)
         await asyncio.to_thread(own_postgres.start)
         batch = await ended(client, batch_id)
@@ -417,10 +417,10 @@ async def test_batches_wait_while_others_queue(
 
     monkeypatch.setattr(runner, "_parts", replace(runner._parts, is_busy=is_busy))
     fleet.router.set_waiting("w0", 3)
-    await eventually(lambda: fleet.gateway.directory.num_waiting == 3, within_s=3)
+    await eventually(lambda: fleet.gateway.directory.num_waiting == 3)
     async with fleet.openai() as client:
         batch_id = await start(client, line("a"))
-        await eventually(lambda: looks >= 3, within_s=10)
+        await eventually(lambda: looks >= 3)
         assert fleet.worker.requests == []
         fleet.router.set_waiting("w0", 0)
         await ended(client, batch_id)
@@ -434,7 +434,7 @@ async def test_a_full_fleet_is_tried_again(
     fleet.worker.switches.refuse = True
     async with fleet.openai() as client:
         batch_id = await start(client, line("a"))
-        await eventually(lambda: outcomes, within_s=10)
+        await eventually(lambda: outcomes)
         fleet.worker.switches.refuse = False
         batch = await ended(client, batch_id)
         good = await results(client, batch.output_file_id)
@@ -452,7 +452,7 @@ async def test_a_model_that_a_starting_worker_may_serve_is_waited_for(
     await eventually(lambda: fleet.gateway.directory.is_starting)
     async with fleet.openai() as client:
         batch_id = await start(client, line("a"), line("b", model="later"))
-        await eventually(lambda: any(it.status == 404 for it in outcomes), within_s=10)
+        await eventually(lambda: any(it.status == 404 for it in outcomes))
         fleet.router.has_undescribed_models = False
         await fleet.add_worker(FakeWorker(worker_id="w1", model="later"))
         batch = await ended(client, batch_id)
@@ -540,7 +540,7 @@ async def test_one_tenants_batches_hold_up_no_other(
     monkeypatch.setattr(LineCaller, "call", call)
     async with fleet.openai() as client, fleet.openai(other) as rival:
         flood = [await start(client, *(line(f"{idx}") for idx in range(9))) for _ in range(6)]
-        await eventually(lambda: refused, within_s=10)
+        await eventually(lambda: refused)
         await ended(rival, await start(rival, line("a"), line("b")))
         for batch_id in flood:
             await client.batches.cancel(batch_id)

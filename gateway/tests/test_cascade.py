@@ -120,7 +120,7 @@ async def test_easy_requests_go_to_the_small_model(fleet_parts: GatewayFleet) ->
     await fleet_parts.start()
     try:
         await fleet_parts.add_worker(FakeWorker("big", model="big", script=saying("proof")))
-        await eventually(lambda: len(fleet_parts.gateway.directory.cards()) == 2, within_s=3)
+        await eventually(lambda: len(fleet_parts.gateway.directory.cards()) == 2)
         only_small, _ = fleet_parts.new_key(allowed_models=[MODEL])
         async with fleet_parts.http() as client, fleet_parts.http(only_small) as limited:
             url, hard = "/v1/chat/completions", chat_body("prove it", model="auto")

@@ -46,7 +46,7 @@ async def serving(app: AsgiApp) -> AsyncIterator[int]:
     """Serve; yields the port."""
     server = HttpServer(app, listening_socket("127.0.0.1:0", None, shares=False), 1.0)
     task = asyncio.create_task(server.serve())
-    await eventually(lambda: server.is_serving, within_s=5)
+    await eventually(lambda: server.is_serving)
     yield server.port
     server.stop()
     await task
@@ -140,7 +140,7 @@ async def test_nothing_is_said_in_the_middle_of_an_answer(rubbish: bytes) -> Non
         writer.write(REQUEST)
         await app.is_asked.wait()
         writer.write(rubbish)
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(30):
             assert await reader.read() == b""
         writer.close()
         app.may_answer.set()
@@ -236,7 +236,7 @@ async def test_an_offer_to_change_protocols_costs_no_body(
     writer.write(sent[:cut])
     await asyncio.sleep(0.02)
     writer.write(sent[cut:])
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(30):
         received = await reader.read()
     writer.close()
     said = [part.split(b"HTTP/1.1")[0] for part in received.split(b"\r\n\r\n")[1:]]
@@ -301,7 +301,7 @@ async def test_a_client_that_leaves_behind_a_big_body_is_noticed(pieces: list[in
         has_body.set()
         await gone.wait()
 
-    async with serving(app) as port, asyncio.timeout(5.0):
+    async with serving(app) as port, asyncio.timeout(30):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % sum(pieces))
         for size in pieces:
@@ -332,12 +332,12 @@ async def test_several_processes_share_a_port() -> None:
     first = HttpServer(naming_app(names, "a"), listener, 1.0)
     address = f"127.0.0.1:{first.port}"
     tasks = [asyncio.create_task(first.serve())]
-    await eventually(lambda: first.is_serving, within_s=5)
+    await eventually(lambda: first.is_serving)
     with pytest.raises(OSError, match="cannot listen"):
         listening_socket(address, None, shares=False)
     second = HttpServer(naming_app(names, "b"), listening_socket(address, None, shares=True), 1.0)
     tasks.append(asyncio.create_task(second.serve()))
-    await eventually(lambda: second.is_serving, within_s=5)
+    await eventually(lambda: second.is_serving)
     for _ in range(40):
         assert b" 204 " in await what_comes(first.port, REQUEST)
     assert set(names) == {"a", "b"}
@@ -368,7 +368,7 @@ async def test_who_comes_between_two_servers_of_a_handed_socket_is_answered_by_t
             naming_app(names, "a"), listening_socket("", descriptor, shares=False), 1
         )
         task = asyncio.create_task(first.serve())
-        await eventually(lambda: first.is_serving, within_s=5)
+        await eventually(lambda: first.is_serving)
         assert b" 204 " in await what_comes(first.port, REQUEST)
         first.stop()
         early = asyncio.create_task(what_comes(first.port, REQUEST))
@@ -391,16 +391,16 @@ async def test_who_has_connected_when_the_server_stops_is_answered(
 ) -> None:
     """A first request is waited for, within a bound; after it the connection ends."""
     monkeypatch.setattr(http_server, "_LAST_HEAD_S", 0.5)
-    server = HttpServer(plain_app, listening_socket("127.0.0.1:0", None, shares=False), 5.0)
+    server = HttpServer(plain_app, listening_socket("127.0.0.1:0", None, shares=False), 90.0)
     task = asyncio.create_task(server.serve())
-    await eventually(lambda: server.is_serving, within_s=5)
+    await eventually(lambda: server.is_serving)
     _, silent = await asyncio.open_connection("127.0.0.1", server.port)
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    await eventually(lambda: len(server.connections) == 2, within_s=5)
+    await eventually(lambda: len(server.connections) == 2)
     server.stop()
     await asyncio.sleep(0.2)
     writer.write(REQUEST)
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(30):
         answer = await reader.read()
         assert b" 204 " in answer
         assert b"connection: close" in answer.lower()
@@ -443,7 +443,7 @@ async def test_a_client_that_does_not_read_costs_little_and_is_cut() -> None:
         client.setblocking(False)
         await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", port))
         await asyncio.get_running_loop().sock_sendall(client, REQUEST)
-        await eventually(lambda: outcomes, within_s=5)
+        await eventually(lambda: outcomes)
         client.close()
     assert outcomes == ["SLOW_READER"]
     # The kernel's buffer (doubled by Linux), the server's 64 KiB, and the client's.

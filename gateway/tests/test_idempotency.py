@@ -81,7 +81,7 @@ async def test_a_repetition_does_not_wait_for_ever(fleet_parts: GatewayFleet) ->
     await fleet_parts.start()
     fleet_parts.worker.switches.delay_per_token_s = 0.05
     first = asyncio.create_task(ask(fleet_parts))
-    await eventually(lambda: fleet_parts.worker.running, within_s=3)
+    await eventually(lambda: fleet_parts.worker.running)
     second = await ask(fleet_parts)
     assert second.status_code == 409
     assert second.json()["error"]["code"] == "request_in_progress"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -45,6 +46,13 @@ def process(environment: dict[str, str], tmp_path: Path) -> Iterator[subprocess.
     started.wait()
 
 
+@pytest.fixture
+def stack() -> Iterator[contextlib.ExitStack]:
+    """What a test that fails leaves is ended."""
+    with contextlib.ExitStack() as ends:
+        yield ends
+
+
 def is_healthy(address: str) -> bool:
     try:
         return httpx.get(f"http://{address}/health", timeout=1).status_code == 200
@@ -62,7 +70,7 @@ def test_a_database_of_another_encoding_stops_the_start(
         [sys.executable, "-m", "headrace_gateway"],
         env=environment,
         capture_output=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     postgres_server.drop_database(url)
@@ -75,7 +83,7 @@ def test_starts_without_its_dependencies_and_leaves_on_sigterm(
 ) -> None:
     """Nothing is up: it lives, says not ready, and exits 0 when told to."""
     public = environment["HEADRACE_GATEWAY_LISTEN"]
-    eventually_sync(lambda: is_healthy(public), within_s=30)
+    eventually_sync(lambda: is_healthy(public), within_s=100)
     assert httpx.get(f"http://{public}/ready").status_code == 503
     metrics = environment["HEADRACE_GATEWAY_METRICS_LISTEN"]
     assert httpx.get(f"http://{metrics}/ready").status_code == 503
@@ -83,14 +91,14 @@ def test_starts_without_its_dependencies_and_leaves_on_sigterm(
     refused = httpx.get(f"http://{public}/v1/models", headers={"Authorization": "Bearer sk-hr-x"})
     assert refused.status_code == 503
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=15) == 0
+    assert process.wait(timeout=60) == 0
     log = (tmp_path / "log").read_text()
     assert "Traceback" not in log
     assert "sk-hr-x" not in log
 
 
 def test_a_killed_gateway_refuses_nobody_who_comes_on_a_socket_that_it_inherits(
-    environment: dict[str, str],
+    environment: dict[str, str], stack: contextlib.ExitStack
 ) -> None:
     """Who connects while no process is there is answered by the next one."""
     del environment["HEADRACE_GATEWAY_LISTEN"]
@@ -101,18 +109,21 @@ def test_a_killed_gateway_refuses_nobody_who_comes_on_a_socket_that_it_inherits(
 
         def start() -> subprocess.Popen[bytes]:
             command = [sys.executable, "-m", "headrace_gateway"]
-            return subprocess.Popen(command, env=environment, pass_fds=[held.fileno()])
+            process = subprocess.Popen(command, env=environment, pass_fds=[held.fileno()])
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process
 
         first = start()
-        eventually_sync(lambda: is_healthy(f"{host}:{port}"), within_s=30)
+        eventually_sync(lambda: is_healthy(f"{host}:{port}"), within_s=100)
         first.kill()
         first.wait()
-        with socket.create_connection((host, port), timeout=30) as client:
+        with socket.create_connection((host, port), timeout=100) as client:
             client.sendall(b"GET /health HTTP/1.0\r\n\r\n")
             second = start()
             assert client.recv(100).startswith(b"HTTP/1.1 200")
         second.terminate()
-        assert second.wait(timeout=15) == 0
+        assert second.wait(timeout=60) == 0
 
 
 def test_a_gateway_that_hands_over_answers_until_its_successor_serves(
@@ -148,7 +159,7 @@ def test_port_in_use_is_a_clear_message(environment: dict[str, str], tmp_path: P
             env=environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
     assert ended.returncode == 1
@@ -163,7 +174,7 @@ def test_unknown_setting_stops_the_start(environment: dict[str, str]) -> None:
         env={**environment, "HEADRACE_GATEWAY_LISTN": "x"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert ended.returncode == 2

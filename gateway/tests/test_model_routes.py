@@ -38,7 +38,7 @@ async def fleet(fleet_parts: GatewayFleet) -> AsyncIterator[GatewayFleet]:
     fleet_parts.worker.script = saying("main")
     await fleet_parts.add_worker(FakeWorker("spare", model=SPARE, script=saying("spare")))
     directory = fleet_parts.gateway.directory
-    await eventually(lambda: len(directory.cards()) == 2, within_s=3)
+    await eventually(lambda: len(directory.cards()) == 2)
     yield fleet_parts
     await fleet_parts.close()
 
@@ -129,7 +129,7 @@ async def test_nobody_waits_for_a_lost_model_while_another_stands_ready(
 ) -> None:
     """Asked for by its own name it is waited for; by the route its spare answers at once."""
     fleet.router.set_reachable("w0", False)
-    async with fleet.http() as client, asyncio.timeout(5.0):
+    async with fleet.http() as client, asyncio.timeout(10):
         waiting = asyncio.create_task(client.post("/v1/chat/completions", json=chat_body()))
         answer = await client.post("/v1/chat/completions", json=chat_body(model="gpt-4o"))
         assert answer.headers["x-headrace-model"] == SPARE
@@ -178,7 +178,7 @@ async def test_a_reload_drops_no_stream(fleet: GatewayFleet) -> None:
         answer = await client.post("/v1/chat/completions", json=chat_body(model="gpt-4o"))
         assert answer.json()["model"] == SPARE
         path.write_text("version = 1\n[routes.x]\nmodels = 1")
-        await eventually(lambda: bool(fleet.gateway.routes.standing.error), within_s=3)
+        await eventually(lambda: bool(fleet.gateway.routes.standing.error))
         told = (await operator.get("/v1/admin/model-routes")).json()
         assert (told["outcome"], told["revision"]) == ("refused", "second")
         assert "routes.x" in told["error"]

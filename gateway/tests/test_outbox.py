@@ -67,7 +67,7 @@ async def test_an_event_that_nobody_waits_for_becomes_durable_too(tmp_path: Path
     """Opened events are not waited for; they must not wait for others for ever."""
     async with running(tmp_path) as outbox:
         outbox.append(event(1))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await outbox.grown.wait()
         assert outbox.durable_seq == 1
 

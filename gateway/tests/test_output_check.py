@@ -46,7 +46,7 @@ NOTHING = Release(0, "")
 
 
 async def read(check: OutputCheck) -> list[Release]:
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(30):
         releases = []
         while (release := await check.next_release()) is not None:
             releases.append(release)

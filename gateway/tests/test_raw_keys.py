@@ -20,7 +20,7 @@ async def answer_to(
     head = f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n".encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", fleet.gateway.port)
     writer.write(b"%s%scontent-length: %d\r\n\r\n%s" % (head, fields, len(body), body))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         answer = await reader.read()
     writer.close()
     head, _, told = answer.partition(b"\r\n\r\n")

@@ -108,7 +108,7 @@ async def test_an_outage_of_the_limiter_is_no_hole_in_the_limits(rig: Rig, how: 
     await rig.fleet.settled()
 
     (rig.limiter.start if how == "killed" else rig.limiter.thaw)()
-    await eventually(lambda: rig.are_away() == [0, 0], within_s=10)
+    await eventually(lambda: rig.are_away() == [0, 0])
     mine = [it for it in rig.fleet.usage.closed_events() if it.key_id == rig.last_key.key_id]
     assert len(mine) == 13
     assert await rig.spent() == sum(it.amount_nano_usd for it in mine)

@@ -86,7 +86,7 @@ async def usage_log(folder: Path, broker: LocalServer, billing: str) -> AsyncIte
 
 async def use(log: UsageLog, numbers: range) -> None:
     for number in numbers:
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(10):
             log.opened(event(UsageEvent.KIND_OPENED, number))
             await log.closed(event(UsageEvent.KIND_CLOSED, number))
 

@@ -133,7 +133,7 @@ async def test_a_response_in_the_background(fleet: GatewayFleet) -> None:
         async def is_completed() -> bool:
             return (await client.responses.retrieve(made.id)).status == "completed"
 
-        await eventually(is_completed, within_s=5)
+        await eventually(is_completed)
         assert (await client.responses.retrieve(made.id)).output_text == "done"
     assert len(fleet.usage.closed_events()) == 1
 
@@ -147,7 +147,7 @@ async def test_a_background_response_is_cancelled(fleet: GatewayFleet) -> None:
         async def is_in_progress() -> bool:
             return (await client.responses.retrieve(made.id)).status == "in_progress"
 
-        await eventually(is_in_progress, within_s=3)
+        await eventually(is_in_progress)
         assert fleet.worker.running
         ended = await client.responses.cancel(made.id)
         assert ended.status == "cancelled"
@@ -309,16 +309,16 @@ async def test_a_moment_without_the_state_loses_no_response(
 
     async with fleet.openai() as client:
         made = await client.responses.create(model=MODEL, input="hi", background=True)
-        await eventually(lambda: fleet.worker.running, within_s=3)
+        await eventually(lambda: fleet.worker.running)
         monkeypatch.setattr(fleet.gateway._state, "write", refuse)
-        await eventually(fleet.usage.closed_events, within_s=5)
+        await eventually(fleet.usage.closed_events)
         await asyncio.sleep(0.2)
         monkeypatch.undo()
 
         async def is_completed() -> bool:
             return (await client.responses.retrieve(made.id)).status == "completed"
 
-        await eventually(is_completed, within_s=5)
+        await eventually(is_completed)
 
 
 async def test_input_tokens_equal_the_prompt_of_an_answer(fleet: GatewayFleet) -> None:

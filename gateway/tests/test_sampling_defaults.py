@@ -157,7 +157,7 @@ async def test_a_stream_goes_on_with_what_it_began_with(fleet: GatewayFleet) -> 
     async with fleet.http() as client:
         body = chat_body(max_tokens=8)
         answer = asyncio.create_task(client.post("/v1/chat/completions", json=body))
-        await eventually(lambda: len(used(fleet)) == 2, within_s=5)
+        await eventually(lambda: len(used(fleet)) == 2)
         assert (await answer).status_code == 200
     asked = [it for server in fleet.workers for it in server.worker.requests]
     assert sorted(len(it.resume) for it in asked) == [0, 1]

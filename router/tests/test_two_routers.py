@@ -108,7 +108,7 @@ async def test_a_router_that_dies_is_forgotten(fleet: RouterFleet) -> None:
         await redis.publish(IndexKeys().bookings, news.SerializeToString())
     await eventually(lambda: exchange.num_peer_bookings() == 1)
     assert await sums_to(loads(fleet.routers[0]), 50_000)
-    await eventually(lambda: exchange.num_peer_bookings() == 0, within_s=4)
+    await eventually(lambda: exchange.num_peer_bookings() == 0)
     assert await sums_to(loads(fleet.routers[0]), 0)
 
 
@@ -121,10 +121,11 @@ async def test_no_decision_waits_for_redis(fleet: RouterFleet) -> None:
     started = time.monotonic()
     for _ in range(10):
         await a.pick(HASHES)
-    assert time.monotonic() - started < 2
+    # Less than what one question to a frozen Redis may take.
+    assert time.monotonic() - started < 5
     fleet.redis.kill()
     await eventually(lambda: a.app.bookings.exchange.num_peers() == 0, within_s=8)
     await a.pick(HASHES)
     fleet.redis.start()
-    await eventually(lambda: a.app.bookings.exchange.num_peers() == 1, within_s=10)
-    await eventually(lambda: b.app.bookings.exchange.num_peers() == 1, within_s=10)
+    await eventually(lambda: a.app.bookings.exchange.num_peers() == 1)
+    await eventually(lambda: b.app.bookings.exchange.num_peers() == 1)

@@ -204,7 +204,7 @@ async def test_a_killed_guard_costs_nobody_an_answer(
         return
     for answer in got:
         request_id = answer.headers["x-request-id"]
-        whole: pb.AuditRecord = await eventually(_Looking(guards, request_id), within_s=10)
+        whole: pb.AuditRecord = await eventually(_Looking(guards, request_id))
         assert [it.category for it in whole.findings] == ["pii.email"]
         assert (whole.released_chars, whole.released_text_chars) == (
             len(_SAID + "jo@mail.example.org now"),
@@ -240,7 +240,7 @@ async def test_an_answer_that_is_complete_is_judged_by_another(
     await eventually(lambda: len(fleet.worker.running) == _NUM_STREAMS)
     await asyncio.sleep(0.2)
     guards.running[0].freeze()
-    await eventually(lambda: not fleet.worker.running, within_s=10)
+    await eventually(lambda: not fleet.worker.running)
     guards.running[0].kill()
     ends = [said(answer, stream=True) for answer in await asking]
     assert ends == [(_SAID + "[redacted pii.email] now", ["stop"])] * _NUM_STREAMS
@@ -301,7 +301,7 @@ async def test_without_a_guard_in_time_nothing_goes_out(
     await eventually(lambda: len(fleet.worker.running) == _NUM_STREAMS)
     await asyncio.sleep(0.3)
     guards.running[0].kill()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         got = await asking
     assert all("guard_unavailable" in answer.text for answer in got)
     assert all(_SAID.startswith(streamed_text(answer)) for answer in got)

@@ -336,7 +336,7 @@ async def test_an_expired_lease_frees_its_slot_and_its_hold_by_itself(caller: Ca
     async def admitted() -> bool:
         return (await caller.admit(limits, cost_nano_usd=100)).outcome == ADMITTED
 
-    await eventually(admitted, within_s=5)
+    await eventually(admitted)
     assert not await caller.settle("dead", cost_nano_usd=100)
 
 

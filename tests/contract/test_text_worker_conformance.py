@@ -61,9 +61,9 @@ async def adapter() -> AsyncIterator[str]:
         app = UpstreamApp(settings, SystemClock(), CollectorRegistry())
         await app.start()
         try:
-            await eventually(lambda: app.state.is_ready, within_s=5)
+            await eventually(lambda: app.state.is_ready)
             yield app.address
-            await eventually(lambda: server.num_running == 0, within_s=3)
+            await eventually(lambda: server.num_running == 0)
         finally:
             await app.stop()
 

@@ -116,7 +116,7 @@ async def test_the_index_restarts_and_catches_up(tmp_path, redis_db_url):
         async with cache_index(redis_db_url, port) as index:
             await generate(client, after)
             for prompt in (before, during, after):
-                await eventually(lambda p=prompt: _is(blocks_found(index, app, p), 2), within_s=10)
+                await eventually(lambda p=prompt: _is(blocks_found(index, app, p), 2))
 
 
 async def test_the_index_loses_its_store_and_gets_a_snapshot(tmp_path, own_redis):
@@ -130,7 +130,7 @@ async def test_the_index_loses_its_store_and_gets_a_snapshot(tmp_path, own_redis
         own_redis.kill()
         await asyncio.to_thread(own_redis.start)
         async with cache_index(url, port) as index:
-            await eventually(lambda: _is(blocks_found(index, app, prompt), 2), within_s=10)
+            await eventually(lambda: _is(blocks_found(index, app, prompt), 2))
 
 
 async def _is(found, expected):

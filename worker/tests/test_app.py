@@ -382,7 +382,7 @@ async def test_each_request_leaves_one_usage_record(tmp_path, own_kafka):
         left = toy.stream(max_tokens=1900, request_id="left")
         await anext(left)
         await left.aclose()
-        await eventually(lambda: toy.value("usage_records_sent_total") == 2, within_s=10)
+        await eventually(lambda: toy.value("usage_records_sent_total") == 2)
     records = await _records(bootstrap)
     assert sorted(record.request_id for record in records) == ["done", "left"]
     done, gone = sorted(records, key=lambda record: record.request_id)

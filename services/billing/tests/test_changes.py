@@ -33,13 +33,13 @@ async def running(feed: ChangeFeed) -> AsyncIterator[asyncio.Task[None]]:
         alive.set()
 
     task = asyncio.create_task(feed.run(on_alive))
-    await asyncio.wait_for(alive.wait(), 5)
+    await asyncio.wait_for(alive.wait(), 30)
     yield task
     await cancel_and_wait(task)
 
 
 async def next_keys(watcher: Watcher) -> list[str]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while True:
             change = await watcher.next()
             if change.key_ids:

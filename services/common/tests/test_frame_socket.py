@@ -130,7 +130,7 @@ def test_what_the_server_behind_says_first_is_not_lost() -> None:
         for _ in range(50):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"PRI * HTTP/2.0 ..........")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 heard.append(await reader.readexactly(8))
             writer.close()
             await writer.wait_closed()
@@ -194,7 +194,7 @@ async def test_a_silent_peer_is_lost(peer, monkeypatch) -> None:
 
 async def test_a_client_may_bear_less_silence(peer, monkeypatch) -> None:
     """It looks exactly then, not at its next beat."""
-    monkeypatch.setattr(frame_socket, "BEAT_S", 0.4)
+    monkeypatch.setattr(frame_socket, "BEAT_S", 2.0)
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(struct.pack("<I", 0))
@@ -203,12 +203,12 @@ async def test_a_client_may_bear_less_silence(peer, monkeypatch) -> None:
 
     mute = await asyncio.start_server(greet, "127.0.0.1", 0)
     port = mute.sockets[0].getsockname()[1]
-    client = SessionClient(f"127.0.0.1:{port}", silence_s=0.5)
+    client = SessionClient(f"127.0.0.1:{port}", silence_s=2.2)
     call = await client.start(CHECK, timeout_s=5)
     began_s = time.monotonic()
     with pytest.raises(ReplicaLost):
         await call.receive()
-    assert 0.4 < time.monotonic() - began_s < 0.75
+    assert 2.0 < time.monotonic() - began_s < 3.8
     await client.close()
     mute.close()
 

@@ -77,7 +77,7 @@ async def test_output_goes_to_the_log_and_a_stopped_process_can_be_stopped(tmp_p
     async with Spawner() as spawner:
         argv = [sys.executable, "-c", "print('hello', flush=True); import time; time.sleep(600)"]
         process = await spawner.start(argv, {}, log, tmp_path)
-        await eventually(lambda: "hello" in log.read_text(), within_s=10)
+        await eventually(lambda: "hello" in log.read_text())
         os.kill(process.pid, signal.SIGSTOP)
         assert await process.stop(5)
     assert not is_running(process.pid)

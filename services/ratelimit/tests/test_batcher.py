@@ -92,7 +92,7 @@ async def test_a_frozen_server_delays_the_first_call_by_the_timeout_and_the_next
         own_redis.freeze()
         try:
             # Loose: the machine may be busy. The bound itself is 50 ms.
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 with pytest.raises(StoreDownError):
                     await batcher.call(admit("first"))
             # Not even a turn of the loop.
@@ -101,7 +101,7 @@ async def test_a_frozen_server_delays_the_first_call_by_the_timeout_and_the_next
             assert registry.get_sample_value("headrace_ratelimit_degraded") == 1
         finally:
             own_redis.thaw()
-        await eventually(lambda: batcher.is_up, within_s=10)
+        await eventually(lambda: batcher.is_up)
         assert registry.get_sample_value("headrace_ratelimit_degraded") == 0
         assert (await batcher.call(admit("after")))[0] == 1
 
@@ -136,7 +136,7 @@ async def test_a_settlement_of_an_outage_runs_once_redis_is_back(own_redis: Loca
                 await left
         finally:
             own_redis.thaw()
-        await eventually(lambda: batcher.is_up, within_s=10)
+        await eventually(lambda: batcher.is_up)
     async with redis.asyncio.Redis.from_url(url_of(own_redis)) as client:
         spent, held = total_of(await client.get("hr:rl:{batcher}:money"))
     assert (spent, held) == (60, 0)
@@ -157,7 +157,7 @@ async def test_a_server_that_comes_back_empty_gets_the_scripts_again(
             except StoreDownError:
                 return False
 
-        await eventually(answers, within_s=10)
+        await eventually(answers)
 
 
 async def test_a_flushed_function_is_loaded_within_the_call(
@@ -181,7 +181,7 @@ async def test_starts_without_a_server_and_connects_when_there_is_one(
         with pytest.raises(StoreDownError):
             await batcher.call(admit("early"))
         own_redis.start()
-        await eventually(lambda: batcher.is_up, within_s=10)
+        await eventually(lambda: batcher.is_up)
 
 
 async def test_a_failing_script_fails_its_caller_only(redis_db_url: str) -> None:
@@ -225,7 +225,7 @@ async def test_a_server_that_became_a_replica_is_down_and_everybody_is_answered(
         async with redis.asyncio.Redis.from_url(url_of(own_redis)) as client:
             await client.replicaof("127.0.0.1", free_port())
             settle = settle_op("batcher", "l", Amounts(cost_nano_usd=30), [])
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 answers = await asyncio.gather(
                     batcher.call(settle, must_run=True),
                     batcher.call(admit("other", "others")),
@@ -233,7 +233,7 @@ async def test_a_server_that_became_a_replica_is_down_and_everybody_is_answered(
                 )
             assert [type(it) for it in answers] == [StoreDownError, StoreDownError]
             await client.replicaof("NO", "ONE")
-            await eventually(lambda: batcher.is_up, within_s=10)
+            await eventually(lambda: batcher.is_up)
             assert total_of(await client.get("hr:rl:{batcher}:money")) == (30, 0)
 
 
@@ -267,6 +267,6 @@ async def test_a_full_list_of_settlements_loses_only_the_oldest(
 
         monkeypatch.setattr(RedisPipeline, "send", send_slowly)
         own_redis.thaw()
-        await eventually(lambda: batcher.is_up, within_s=10)
+        await eventually(lambda: batcher.is_up)
     async with redis.asyncio.Redis.from_url(url_of(own_redis)) as client:
         assert await client.hlen("hr:rl:{batcher}:holds") == 0
