@@ -74,57 +74,49 @@ class DirectCaller(Struct, forbid_unknown_fields=True):
     type: Literal["direct"]
 
 
-class FunctionCallItem(Struct, tag_field="type", tag="function_call", forbid_unknown_fields=True):
+class _CallItem(Struct, tag_field="type", kw_only=True, forbid_unknown_fields=True):
     """A call that the model made earlier."""
 
     call_id: Text
     name: Text
-    arguments: str
     namespace: Text | None = None
     id: Text | None = None
     status: Status | None = None
     caller: DirectCaller | None = None
 
 
-class FunctionCallOutputItem(
-    Struct, tag_field="type", tag="function_call_output", forbid_unknown_fields=True
-):
+class FunctionCallItem(_CallItem, tag="function_call", kw_only=True):
+    """A call of a function."""
+
+    arguments: str
+
+
+class CustomCallItem(_CallItem, tag="custom_tool_call", kw_only=True):
+    """A call of a custom tool."""
+
+    input: str
+
+
+class CallOutputItem(Struct, tag_field="type", kw_only=True, forbid_unknown_fields=True):
+    """What was said to a call."""
+
+    call_id: Text
+    output: str | list[Content]
+    id: Text | None = None
+    status: Status | None = None
+    caller: DirectCaller | None = None
+    # Whose result it is, the call says.
+    name: Text | None = None
+
+
+class FunctionCallOutputItem(CallOutputItem, tag="function_call_output", kw_only=True):
     """What a function said."""
 
-    call_id: Text
-    output: str | list[Content]
-    id: Text | None = None
-    status: Status | None = None
-    caller: DirectCaller | None = None
-    # Whose result it is, the call says.
-    name: Text | None = None
     namespace: Text | None = None
 
 
-class CustomCallItem(Struct, tag_field="type", tag="custom_tool_call", forbid_unknown_fields=True):
-    """A call of a custom tool that the model made earlier."""
-
-    call_id: Text
-    name: Text
-    input: str
-    namespace: Text | None = None
-    id: Text | None = None
-    status: Status | None = None
-    caller: DirectCaller | None = None
-
-
-class CustomCallOutputItem(
-    Struct, tag_field="type", tag="custom_tool_call_output", forbid_unknown_fields=True
-):
+class CustomCallOutputItem(CallOutputItem, tag="custom_tool_call_output"):
     """What a custom tool said."""
-
-    call_id: Text
-    output: str | list[Content]
-    id: Text | None = None
-    status: Status | None = None
-    caller: DirectCaller | None = None
-    # Whose result it is, the call says.
-    name: Text | None = None
 
 
 class ReasoningItem(Struct, tag_field="type", tag="reasoning"):

@@ -23,12 +23,11 @@ from headrace_gateway.param_names import TranslatedChat, rename_parts, renaming
 from headrace_gateway.responses_api.bodies import (
     DECODER,
     AllowedToolsChoice,
+    CallOutputItem,
     Content,
     CustomCallItem,
-    CustomCallOutputItem,
     CustomChoice,
     FunctionCallItem,
-    FunctionCallOutputItem,
     FunctionChoice,
     InputText,
     Item,
@@ -182,7 +181,7 @@ def _add_item(chat: TranslatedChat, item: Item, name: str) -> None:
         called = shown_name(item.namespace, item.name)
         custom = chat_bodies.CustomCallBody(name=called, input=item.input)
         _add_call(chat, chat_bodies.ToolCallBody(item.call_id, type="custom", custom=custom), name)
-    elif isinstance(item, FunctionCallOutputItem | CustomCallOutputItem):
+    elif isinstance(item, CallOutputItem):
         output = _text(item.output, f"{name}.output")
         message = chat_bodies.MessageBody(role="tool", content=output, tool_call_id=item.call_id)
         chat.add(message, name, content="output", tool_call_id="call_id")
