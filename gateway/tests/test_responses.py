@@ -138,6 +138,24 @@ async def test_a_response_in_the_background(fleet: GatewayFleet) -> None:
     assert len(fleet.usage.closed_events()) == 1
 
 
+@pytest.mark.parametrize(("grace_s", "status"), [(5.0, "completed"), (0.0, "failed")])
+async def test_a_background_response_may_end_while_its_gateway_drains(
+    fleet_parts: GatewayFleet, grace_s: float, status: str
+) -> None:
+    """As one whose client waits; only at the grace's end it is stopped, and has failed."""
+    fleet_parts.settings = {"drain_grace_s": grace_s}
+    await fleet_parts.start()
+    fleet_parts.worker.script = saying("x" * 20)
+    fleet_parts.worker.switches.delay_per_token_s = 0.05
+    async with fleet_parts.openai() as client:
+        made = await client.responses.create(model=MODEL, input="hi", background=True)
+    await eventually(lambda: fleet_parts.worker.running, within_s=5)
+    await fleet_parts.restart_gateway()
+    async with fleet_parts.openai() as client:
+        assert (await client.responses.retrieve(made.id)).status == status
+    await fleet_parts.close()
+
+
 async def test_a_background_response_is_cancelled(fleet: GatewayFleet) -> None:
     """The work stops at the worker and what was made is billed."""
     fleet.worker.switches.delay_per_token_s = 0.2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 
 from headrace_common.clock import Clock, SystemClock
 from headrace_common.ids import ulid
@@ -210,8 +211,10 @@ class Gateway:
                 await self._succession.until_served()
         finally:
             self._server.stop()
+            cut_s = time.monotonic() + self._settings.drain_grace_s
             await asyncio.gather(serving, return_exceptions=True)
             stopping.cancel()
+            await self._background.close(cut_s - time.monotonic())
             await self._close()
 
     def _build_flow(self, clock: Clock) -> RequestFlow:
@@ -327,7 +330,6 @@ class Gateway:
         return BatchRunner(parts, ulid(clock))
 
     async def _close(self) -> None:
-        await self._background.close()
         await self._idempotency.close(_LAST_WORDS_S)
         await self._flow.drain()
         await cancel_and_wait(*self._tasks)

@@ -128,9 +128,12 @@ class BackgroundResponses:
             exchange.client_is_gone = True
             task.cancel()
 
-    async def close(self) -> None:
-        """Stop all; they end as failed."""
-        await cancel_and_wait(*(task for task, _ in self._running.values()))
+    async def close(self, grace_s: float) -> None:
+        """Let those that run end within the grace; stop the others, which end as failed."""
+        tasks = [task for task, _ in self._running.values()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=max(0.0, grace_s))
+        await cancel_and_wait(*tasks)
 
     async def _run(
         self, visit: Visit, response: Json, log: EventLog, queued: asyncio.Future[Json]
