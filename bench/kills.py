@@ -39,7 +39,8 @@ class Outcome:
 class Fleet:
     """A fleet that runs, as its state directory shows it."""
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
         self._view_path = state_dir / "fleet.json"
         view = json.loads(self._view_path.read_text())
         self.url, self.model = f"{view['base_url']}/v1/chat/completions", view["model"]
@@ -63,7 +64,7 @@ class Fleet:
         started_s = time.monotonic()
         body = {
             "model": self.model,
-            "max_tokens": 2,
+            "max_tokens": self._max_tokens,
             "stream": bool(idx % 2),
             "messages": [{"role": "user", "content": f"hi {idx}"}],
         }
@@ -98,7 +99,7 @@ async def measure(
 
 async def run(options: argparse.Namespace) -> None:
     """One line for each group of parts."""
-    fleet = Fleet(options.state_dir)
+    fleet = Fleet(options.state_dir, options.max_tokens)
     number = signal.SIGTERM if options.term else signal.SIGKILL
     for group in options.parts:
         outcomes = await measure(fleet, group.split(","), number, options.rate, options.after_s)
@@ -125,6 +126,7 @@ def main() -> None:
     )
     parser.add_argument("--state-dir", type=Path, default=state)
     parser.add_argument("--rate", type=float, default=8.0, help="requests a second")
+    parser.add_argument("--max-tokens", type=int, default=2, help="of each answer")
     parser.add_argument("--after-s", type=float, default=20.0, help="load goes on so long")
     parser.add_argument("--term", action="store_true", help="SIGTERM instead of SIGKILL")
     asyncio.run(run(parser.parse_args()))
