@@ -17,7 +17,7 @@ from headrace_gateway.outbox import Outbox
 from headrace_gateway.outbox_metrics import OutboxMetrics
 from headrace_gateway.outbox_place import take_place
 from headrace_gateway.relay import Relay
-from headrace_gateway.usage_log import UsageLog
+from headrace_gateway.usage_log import OutboxUsageLog
 from headrace_testing.waiting import eventually
 
 
@@ -37,12 +37,15 @@ class Books:
         booked = {(event.request_id, event.kind) for event in self.booked}
         return {(event.request_id, event.kind) for event in events} - booked
 
+    async def close(self) -> None:
+        """Nothing to end."""
+
 
 async def leave_an_open_request(place: Path) -> None:
     """Write what a gateway leaves that is killed before it could tell anybody."""
     clock, metrics = SystemClock(), OutboxMetrics(CollectorRegistry())
     outbox = Outbox(place, clock, metrics)
-    log = UsageLog(outbox, None, clock, metrics)
+    log = OutboxUsageLog(outbox, None, clock, metrics)
     await log.start()
     log.opened(UsageEvent(kind=UsageEvent.KIND_OPENED, request_id=f"req_{place.name}"))
     await log.close()
@@ -52,11 +55,11 @@ async def leave_an_open_request(place: Path) -> None:
 async def looked_after(folder: Path, books: Books) -> AsyncIterator[None]:
     clock = SystemClock()
 
-    def open_log(place: Path) -> UsageLog:
+    def open_log(place: Path) -> OutboxUsageLog:
         metrics = OutboxMetrics(CollectorRegistry())
         outbox = Outbox(place, clock, metrics, segment_age_s=0.05)
         relay = Relay(outbox, books, books, clock, metrics, confirm_interval_s=0.05)
-        return UsageLog(outbox, relay, clock, metrics)
+        return OutboxUsageLog(outbox, relay, clock, metrics)
 
     task = asyncio.create_task(LeftOutboxes(folder, open_log).keep())
     try:

@@ -47,6 +47,9 @@ class Broker:
     async def find_missing(self, events: list[UsageEvent]) -> set[Identity]:
         return {(event.request_id, event.kind) for event in events} - self.books
 
+    async def close(self) -> None:
+        """Nothing to end."""
+
 
 @dataclass
 class Rig:

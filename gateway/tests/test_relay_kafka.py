@@ -18,7 +18,7 @@ from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
 from headrace_gateway.outbox import Outbox
 from headrace_gateway.outbox_metrics import OutboxMetrics
 from headrace_gateway.relay import BillingLedger, KafkaSink, Relay
-from headrace_gateway.usage_log import UsageLog
+from headrace_gateway.usage_log import OutboxUsageLog
 from headrace_testing.fake_billing import FakeBilling, FakeBillingServer
 from headrace_testing.servers import LocalServer
 from headrace_testing.waiting import eventually
@@ -69,22 +69,24 @@ def event(kind: UsageEvent.Kind.ValueType, number: int) -> UsageEvent:
 
 
 @contextlib.asynccontextmanager
-async def usage_log(folder: Path, broker: LocalServer, billing: str) -> AsyncIterator[UsageLog]:
+async def usage_log(
+    folder: Path, broker: LocalServer, billing: str
+) -> AsyncIterator[OutboxUsageLog]:
     clock, metrics = SystemClock(), OutboxMetrics(CollectorRegistry())
     outbox = Outbox(folder, clock, metrics, segment_age_s=0.2)
-    ledger = BillingLedger(billing)
     sink = KafkaSink(bootstrap(broker), "test")
-    relay = Relay(outbox, sink, ledger, clock, metrics, grace_s=1.5, confirm_interval_s=0.3)
-    log = UsageLog(outbox, relay, clock, metrics)
+    relay = Relay(
+        outbox, sink, BillingLedger(billing), clock, metrics, grace_s=1.5, confirm_interval_s=0.3
+    )
+    log = OutboxUsageLog(outbox, relay, clock, metrics)
     await log.start()
     try:
         yield log
     finally:
         await log.close()
-        await ledger.close()
 
 
-async def use(log: UsageLog, numbers: range) -> None:
+async def use(log: OutboxUsageLog, numbers: range) -> None:
     for number in numbers:
         async with asyncio.timeout(10):
             log.opened(event(UsageEvent.KIND_OPENED, number))

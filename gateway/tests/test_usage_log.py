@@ -20,7 +20,7 @@ from headrace_gateway.outbox import Outbox
 from headrace_gateway.outbox_metrics import OutboxMetrics
 from headrace_gateway.relay import Relay
 from headrace_gateway.segments import list_segments, read_segment
-from headrace_gateway.usage_log import UsageLog
+from headrace_gateway.usage_log import OutboxUsageLog
 
 
 class Nowhere:
@@ -35,12 +35,17 @@ class Nowhere:
     async def find_missing(self, events: list[UsageEvent]) -> set[tuple[str, int]]:
         raise ConnectionError
 
+    async def close(self) -> None:
+        """Nothing to end."""
 
-def usage_log(folder: Path, registry: CollectorRegistry | None = None, **limits: float) -> UsageLog:
+
+def usage_log(
+    folder: Path, registry: CollectorRegistry | None = None, **limits: float
+) -> OutboxUsageLog:
     clock, metrics = SystemClock(), OutboxMetrics(registry or CollectorRegistry())
     outbox = Outbox(folder, clock, metrics, **limits)
     relay = Relay(outbox, Nowhere(), Nowhere(), clock, metrics)
-    return UsageLog(outbox, relay, clock, metrics)
+    return OutboxUsageLog(outbox, relay, clock, metrics)
 
 
 def opened(request_id: str, deadline_in_s: float = 60) -> UsageEvent:

@@ -73,7 +73,7 @@ from headrace_gateway.state.store import StateStore
 from headrace_gateway.stories import Stories
 from headrace_gateway.tokenize_api import TokenizeApi
 from headrace_gateway.usage_events import UsageLog
-from headrace_gateway.usage_log import UsageLog as OutboxUsageLog
+from headrace_gateway.usage_log import OutboxUsageLog
 from headrace_gateway.visit import Dialect
 
 _log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ _TURN_POLLS = 120
 
 
 class Emptied(Protocol):
-    """A usage log on such a place, as `UsageLog` is one."""
+    """A usage log on such a place, as `OutboxUsageLog` is one."""
 
     @property
     def is_empty(self) -> bool:

@@ -82,6 +82,10 @@ class Ledger(Protocol):
         """Return the identities of the events that are not booked."""
         ...
 
+    async def close(self) -> None:
+        """Disconnect."""
+        ...
+
 
 class KafkaSink:
     """The topic `usage.v1`, keyed by tenant. Every wait is bounded, whatever aiokafka does."""
@@ -255,6 +259,7 @@ class Relay:
         with contextlib.suppress(OSError):
             await self._save_position()
         await self._sink.stop()
+        await self._ledger.close()
 
     async def _produce_forever(self) -> None:
         while True:

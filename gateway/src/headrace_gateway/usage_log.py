@@ -22,7 +22,7 @@ from headrace_common.lifecycle import cancel_and_wait, supervise
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.usage.v1.usage_pb2 import ENDING_SWEPT, UsageEvent
 from headrace_gateway.left_outboxes import LeftOutboxes
-from headrace_gateway.outbox import DEFAULT_MAX_BYTES, Outbox
+from headrace_gateway.outbox import Outbox
 from headrace_gateway.outbox_metrics import OutboxMetrics
 from headrace_gateway.relay import BillingLedger, KafkaSink, Relay
 
@@ -33,24 +33,27 @@ _log = logging.getLogger(__name__)
 _PIN_AFTER_DEADLINE_US = 60_000_000
 
 
-class UsageLog:
-    """The one way usage leaves the gateway. Belongs to one event loop.
+class OutboxUsageLog:
+    """The one way usage leaves the gateway: a `UsageLog` on disk. Belongs to one event loop.
 
     Args:
         outbox: not started.
         relay: not started; None = events stay on disk.
         clock: for swept events and pins.
         metrics: shared with outbox and relay.
+        left: of outboxes with seats, what others have left in theirs; None = nobody looks.
     """
 
     def __init__(
-        self, outbox: Outbox, relay: Relay | None, clock: Clock, metrics: OutboxMetrics
+        self,
+        outbox: Outbox,
+        relay: Relay | None,
+        clock: Clock,
+        metrics: OutboxMetrics,
+        left: LeftOutboxes | None = None,
     ) -> None:
         self._outbox, self._relay = outbox, relay
-        self._clock, self._metrics = clock, metrics
-        self._ledger: BillingLedger | None = None
-        # With seats: what others have left in theirs.
-        self._left: LeftOutboxes | None = None
+        self._clock, self._metrics, self._left = clock, metrics, left
         self._emptying: asyncio.Task[None] | None = None
         # Deadline (Unix microseconds) of each request under way.
         self._open: dict[str, int] = {}
@@ -68,17 +71,15 @@ class UsageLog:
         *,
         topic_replicas: int = 0,
         num_seats: int = 0,
-        max_bytes: int = DEFAULT_MAX_BYTES,
-    ) -> UsageLog:
+    ) -> OutboxUsageLog:
         """Wire the log to a folder, the broker and billing. None of them needs to be up."""
-        outbox = Outbox(folder, clock, metrics, num_seats=num_seats, max_bytes=max_bytes)
-        ledger = BillingLedger(billing_address)
+        outbox = Outbox(folder, clock, metrics, num_seats=num_seats)
         sink = KafkaSink(kafka_bootstrap, "headrace-gateway", topic_replicas)
-        log = cls(outbox, Relay(outbox, sink, ledger, clock, metrics), clock, metrics)
-        log._ledger = ledger
+        relay = Relay(outbox, sink, BillingLedger(billing_address), clock, metrics)
+        left = None
         if num_seats:
             left_metrics = metrics.of_another()
-            log._left = LeftOutboxes(
+            left = LeftOutboxes(
                 folder,
                 lambda place: cls.build(
                     place,
@@ -89,7 +90,7 @@ class UsageLog:
                     topic_replicas=topic_replicas,
                 ),
             )
-        return log
+        return cls(outbox, relay, clock, metrics, left)
 
     @property
     def is_empty(self) -> bool:
@@ -165,8 +166,6 @@ class UsageLog:
         if self._relay is not None:
             await self._relay.close()
         await self._outbox.close()
-        if self._ledger is not None:
-            await self._ledger.close()
 
     def _is_open(self, request_id: str) -> bool:
         deadline_us = self._open.get(request_id)
