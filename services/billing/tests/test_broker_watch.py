@@ -41,7 +41,7 @@ async def test_a_connection_is_replaced_before_the_broker_ends_it_for_being_idle
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(30):
                 await reader.read()
                 ended.append(reader)
         writer.close()

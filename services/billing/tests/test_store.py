@@ -123,7 +123,7 @@ async def test_database_work_never_blocks_the_loop(database: Database) -> None:
 
     def slow(_connection: Connection) -> None:
         names.append(threading.current_thread().name)
-        time.sleep(0.3)
+        time.sleep(1.0)
 
     ticks = 0
     work = asyncio.gather(database.write(slow), database.read(slow))
@@ -131,7 +131,7 @@ async def test_database_work_never_blocks_the_loop(database: Database) -> None:
         await asyncio.sleep(0.01)
         ticks += 1
     await work
-    assert ticks > 10
+    assert ticks > 5
     assert sorted(name.rsplit("_", 1)[0] for name in names) == ["db-reader", "db-writer"]
 
 
