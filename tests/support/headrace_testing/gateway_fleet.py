@@ -157,7 +157,7 @@ class GatewayFleet:
         settings = GatewaySettings(**self.settings)
         self.gateway = Gateway(settings, self.lifecycle, usage_log=self.usage)
         self.running = asyncio.create_task(self.gateway.run())
-        await eventually(lambda: self.running.done() or self.gateway.is_ready, within_s=10)
+        await eventually(lambda: self.running.done() or self.gateway.is_ready)
 
     async def add_gateway(self) -> Gateway:
         """Start one more gateway between the same services."""
@@ -170,7 +170,7 @@ class GatewayFleet:
             await running
 
         self._stack.push_async_callback(stop)
-        await eventually(lambda: running.done() or gateway.is_ready, within_s=10)
+        await eventually(lambda: running.done() or gateway.is_ready)
         return gateway
 
     async def stop(self) -> None:
@@ -227,7 +227,7 @@ class GatewayFleet:
         return settle.actual
 
     async def settled(self) -> None:
-        """Wait until nothing is open any more, anywhere."""
+        """Wait until nothing is open any more, anywhere; less than what ends it by itself."""
 
         def is_quiet() -> bool:
             return (
@@ -237,7 +237,7 @@ class GatewayFleet:
                 and not any(server.worker.running for server in self.workers)
             )
 
-        await eventually(is_quiet, within_s=3)
+        await eventually(is_quiet, within_s=15)
 
 
 def chat_body(content: Any = "hi", **fields: Any) -> dict[str, Any]:
