@@ -66,7 +66,7 @@ class Fleet:
             "model": self.model,
             "max_tokens": self._max_tokens,
             "stream": bool(idx % 2),
-            "messages": [{"role": "user", "content": f"hi {idx}"}],
+            "messages": [{"role": "user", "content": f"A story of day {idx} at sea."}],
         }
         try:
             ending = _ending(await self._client.post(self.url, json=body))

@@ -270,6 +270,35 @@ async def test_a_router_routes_before_it_has_read_the_index(fleet: RouterFleet) 
     assert (await asyncio.to_thread(router.ready))[1]["index_warm"]
 
 
+class SilentWorker(FakeWorker):
+    """Describes itself and never tells its load."""
+
+    async def WatchLoad(self, request, call) -> AsyncIterator[LoadReport]:  # noqa: N802 - contract name
+        await asyncio.Event().wait()
+        yield LoadReport()
+
+
+async def test_a_replica_is_told_as_reachable_only_when_it_may_be_picked(
+    fleet: RouterFleet,
+) -> None:
+    """Gateways let all who wait for one ask at that moment."""
+    await fleet.start("w1", "w2")
+    address = fleet.workers["w2"].address
+    await fleet.workers["w2"].kill()
+    fleet.worker_class = SilentWorker
+    await fleet.start_worker("w2", 2, address)
+
+    def is_described() -> bool:
+        replica = fleet.app.table.get(address)
+        return replica.is_reachable and replica.key.incarnation == 2
+
+    await eventually(is_described)
+    watch = fleet.client.stream(WATCH, pb.WatchReplicasRequest())
+    told = {one.replica.worker_id: one.reachable for one in (await anext(watch)).replicas}
+    assert told == {"w1": True, "w2": False}
+    await watch.aclose()
+
+
 async def test_a_stop_waits_for_picks_and_not_for_watchers(fleet: RouterFleet) -> None:
     """Gateways watch as long as they can: that would use up the whole grace."""
     await fleet.start("w1")

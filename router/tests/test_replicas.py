@@ -29,6 +29,26 @@ def test_a_broken_stream_makes_it_unreachable_at_once(fleet) -> None:
     assert not one.is_ready(fleet.clock.now_s())
 
 
+def test_no_worker_is_counted_on_before_it_reports(fleet) -> None:
+    """Nor again, once it could not be reached: that may be picked which was told to gateways."""
+    key = fleet.add("w1")
+    (one,) = fleet.table.serving("m")
+    for _ in range(2):
+        fleet.table.lose("w1")
+        assert not one.has_reported
+        described = DescribeResponse(
+            replica=key.to_ref(), state=WORKER_STATE_READY, models=[ModelCard(model="m")]
+        )
+        fleet.table.describe("w1", described)
+        assert not one.has_reported
+        assert not one.is_ready(fleet.clock.now_s())
+        before = fleet.table.version
+        fleet.report(key)
+        assert one.has_reported
+        assert one.is_ready(fleet.clock.now_s())
+        assert fleet.table.version > before
+
+
 def test_a_silent_worker_is_not_ready(fleet) -> None:
     """A frozen worker keeps its connection and says nothing."""
     fleet.add("w1")

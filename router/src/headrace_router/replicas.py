@@ -44,7 +44,7 @@ class Replica:
     cards: tuple[ModelCard, ...] = ()
     models: frozenset[str] = frozenset()
     report: LoadReport = field(default_factory=LoadReport)
-    # Monotonic time of the last report; None = none in this incarnation.
+    # Monotonic time of the last report; None = none since it can be reached.
     reported_at_s: float | None = None
     # The key as a message. Read only.
     ref: ReplicaRef = field(init=False, repr=False)
@@ -59,6 +59,11 @@ class Replica:
     def is_fresh(self, now_s: float) -> bool:
         """Whether the worker has reported lately."""
         return self.report_age_s(now_s) <= MAX_REPORT_AGE_S
+
+    @property
+    def has_reported(self) -> bool:
+        """Whether it can be reached and has told its load since: no pick before that."""
+        return self.is_reachable and self.reported_at_s is not None
 
     def is_ready(self, now_s: float) -> bool:
         """Whether it may get requests at all."""
@@ -113,7 +118,7 @@ class ReplicaTable:
         if replica is None or replica.key != ReplicaKey.of(report.replica):
             return False
         left_loading = report.state == WORKER_STATE_READY and not replica.cards
-        is_news = report.state != replica.state or not replica.is_reachable
+        is_news = report.state != replica.state or not replica.has_reported
         replica.state, replica.is_reachable = report.state, True
         replica.report, replica.reported_at_s = report, now_s
         if is_news:
@@ -126,7 +131,7 @@ class ReplicaTable:
         """Record that the worker cannot be reached. Idempotent."""
         replica = self._by_address.get(address)
         if replica is not None and replica.is_reachable:
-            replica.is_reachable = False
+            replica.is_reachable, replica.reported_at_s = False, None
             self._changed()
 
     def remove(self, address: str) -> None:

@@ -159,7 +159,7 @@ def _message(one: replicas.Replica) -> Replica:
         replica=one.key.to_ref(),
         address=one.address,
         state=one.state,
-        reachable=one.is_reachable,
+        reachable=one.has_reported,
         models=one.cards,
         load=one.report,
         role=one.role,
