@@ -45,9 +45,9 @@ class NoGuard:
     """Lets everything pass; its keys are fail-open."""
 
     # There is none.
-    connection, is_away = None, True
+    connection = None
 
-    def __init__(self, _address: str, _timeout_s: float) -> None:
+    def __init__(self, _address: str, _timeout_s: float, _wait_s: float) -> None:
         verdict = guard_pb2.Verdict(action=guard_pb2.ACTION_ALLOW)
         self._clean = guard_pb2.CheckInputResponse(verdict=verdict)
 

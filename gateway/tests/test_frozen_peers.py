@@ -136,7 +136,7 @@ async def test_a_stream_leaves_a_worker_that_freezes(fleet: GatewayFleet) -> Non
 
 async def test_a_frozen_guard_is_known_as_one(fleet: GatewayFleet) -> None:
     """Closed keys are refused and open ones go on, long before the longest wait for a verdict."""
-    fleet.settings["guard_timeout_s"] = 30.0
+    fleet.settings.update(guard_timeout_s=30.0, guard_wait_s=0.0)
     open_key, _ = fleet.new_key(guard_fail_open=True)
     async with way_to(fleet, "guard") as way:
         assert (await ask(fleet))[0].status_code == 200
@@ -147,6 +147,25 @@ async def test_a_frozen_guard_is_known_as_one(fleet: GatewayFleet) -> None:
         passed, took_s = await ask(fleet, open_key)
         assert passed.status_code == 200
         assert took_s < BOUND_S
+
+
+async def test_a_guard_that_thaws_has_refused_nobody(fleet: GatewayFleet) -> None:
+    """Who asked, came later or was being answered waits; all is judged once there is a guard."""
+    text = "".join(map(chr, range(ord("A"), ord("z"))))
+    fleet.worker.script, fleet.worker.switches.delay_per_token_s = saying(text), 0.02
+    async with way_to(fleet, "guard") as way:
+        asked = [asyncio.create_task(ask(fleet))]
+        await eventually(lambda: fleet.worker.requests)
+        way.freeze()
+        asked.append(asyncio.create_task(ask(fleet)))
+        await asyncio.sleep(SILENCE_S)  # the first one's connection is lost
+        asked.append(asyncio.create_task(ask(fleet)))
+        await asyncio.sleep(0.5)
+        assert not any(it.done() for it in asked)
+        way.thaw()
+        answers = [answer for answer, _ in await asyncio.gather(*asked)]
+        assert [answer.status_code for answer in answers] == [200, 200, 200]
+        assert [it.json()["choices"][0]["message"]["content"] for it in answers] == [text] * 3
 
 
 async def test_a_guard_that_pauses_is_waited_for(fleet: GatewayFleet) -> None:

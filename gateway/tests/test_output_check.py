@@ -30,7 +30,7 @@ class Scene:
 
     async def __aenter__(self) -> Scene:
         await self.server.start()
-        self.client = GuardClient(self.server.address, 1.0)
+        self.client = GuardClient(self.server.address, 1.0, 1.0)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -227,7 +227,7 @@ async def test_what_one_guard_held_another_blocks() -> None:
 
 
 async def test_a_guard_that_starts_again_is_waited_for_before_an_answer() -> None:
-    """Opening waits as long as a verdict may take, and no longer."""
+    """Opening waits within its bound."""
     async with Scene(FakeGuard(blocklist=["xyz"])) as scene:
         await scene.server.kill()
         opening = asyncio.create_task(scene.open())

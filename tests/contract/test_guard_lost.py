@@ -143,7 +143,7 @@ async def scene(
     try:
         await guards.start()
         # A busy machine starts no guard within the usual four seconds.
-        fleet.settings = {"guard_address": guards.address, "guard_timeout_s": 30.0}
+        fleet.settings = {"guard_address": guards.address, "guard_wait_s": 30.0}
         await fleet.start()
         yield fleet, guards
     finally:
@@ -290,11 +290,11 @@ async def test_a_word_that_is_blocked_stays_blocked(
 async def test_without_a_guard_in_time_nothing_goes_out(
     scene: tuple[GatewayFleet, Guards],
 ) -> None:
-    """What was not judged never does, and nobody waits longer than for a verdict."""
+    """What was not judged never does, and nobody waits longer than for a guard."""
     fleet, guards = scene
     fleet.worker.script = saying(_SAID)
     fleet.worker.switches.delay_per_token_s = 0.02
-    fleet.settings["guard_timeout_s"] = 1.0
+    fleet.settings["guard_wait_s"] = 1.0
     await fleet.restart_gateway()
     key, _ = fleet.new_key(guard_policy="default")
     asking = asyncio.create_task(answers(fleet, key, stream=True))

@@ -106,7 +106,9 @@ class Gateway:
         self.metrics = GatewayMetrics(self.registry)
         self._router = RouterClient(settings.router_address)
         self._workers = WorkerSessions()
-        self._guard = GuardClient(settings.guard_address, settings.guard_timeout_s)
+        self._guard = GuardClient(
+            settings.guard_address, settings.guard_timeout_s, settings.guard_wait_s
+        )
         self._limiter = RateLimitClient(settings.ratelimit_address, settings.admit_timeout_s)
         share = LocalShare(settings.num_replicas, settings.overdraft_ratio, clock)
         self._limits = OutageProofLimiter(self._limiter, share, self.metrics)
@@ -146,11 +148,7 @@ class Gateway:
         )
         self._files = StoredFiles(self._state, limits)
         self._batches = StoredBatches(self._state, settings.file_ttl_s)
-        self._batch_dialects: dict[str, Dialect] = {
-            "/v1/chat/completions": OpenAiDialect(Endpoint.CHAT, parse_chat),
-            "/v1/completions": OpenAiDialect(Endpoint.COMPLETIONS, parse_completion),
-            "/v1/embeddings": EmbeddingsDialect(),
-        }
+        self._batch_dialects = _batch_dialects()
         self._runner = self._build_runner(clock)
         self._succession = Succession(settings.succession_fd)
         self._server = HttpServer(
@@ -351,3 +349,12 @@ class Gateway:
         shown, self._observability = self._observability, None
         if shown is not None:
             await asyncio.to_thread(shown.close)
+
+
+def _batch_dialects() -> dict[str, Dialect]:
+    """Return what a line of a batch may ask for, by its URL."""
+    return {
+        "/v1/chat/completions": OpenAiDialect(Endpoint.CHAT, parse_chat),
+        "/v1/completions": OpenAiDialect(Endpoint.COMPLETIONS, parse_completion),
+        "/v1/embeddings": EmbeddingsDialect(),
+    }

@@ -1,7 +1,7 @@
 """The verdict on an input, under the key's policy for a guard that cannot answer.
 
-A guard that starts again is no reason to refuse: whoever cannot do without it asks again while
-nobody listens there, within a bound. A guard that is there and silent is not asked twice.
+A guard that starts again, or is frozen, is no reason to refuse: whoever cannot do without it asks
+again, within a bound. A question that two guards did not survive is not asked a third time.
 """
 
 from __future__ import annotations
@@ -26,11 +26,6 @@ _REQUEST_ID, _PARTS = (bytes_tag(_FIELDS[it].number) for it in ("request_id", "p
 
 class InputChecker(Protocol):
     """What the guard offers here."""
-
-    @property
-    def is_away(self) -> bool:
-        """Whether nobody listened there at the last try."""
-        ...
 
     async def start_input_check(self, request: Encoded) -> InputCall:
         """Ask for the verdict on a whole request."""
@@ -106,11 +101,9 @@ class PendingVerdict:
             try:
                 return await self._receive()
             except ReplicaLost:
-                # Asked once more at once, which tells whether it is gone or silent.
                 num_cut += is_cut
-                may_return = num_cut <= 1 if is_cut else self._guard.is_away
                 is_late = time.monotonic() >= self._give_up_s
-                if self._principal.guard_fail_open or not may_return or is_late:
+                if self._principal.guard_fail_open or num_cut > 1 or is_late:
                     raise
             if not is_cut:
                 await asyncio.sleep(ASK_AGAIN_S)
@@ -139,7 +132,7 @@ class InputGuard:
     Args:
         guard: judges.
         metrics: inputs that go unjudged are counted.
-        longest_wait_s: for a guard that starts again.
+        longest_wait_s: for a guard that starts again, or is frozen.
     """
 
     def __init__(self, guard: InputChecker, metrics: GatewayMetrics, longest_wait_s: float) -> None:

@@ -3,7 +3,7 @@
     push(choice, text, last) --> guard --> next_release(): what may be sent, in order
 
 When the guard is lost in the middle, a fail-closed key's answer waits for another one, or for the
-same started again, as long as a verdict may take: that one reads all of it from its beginning and
+same started again or thawed, within a bound: that one reads all of it from its beginning and
 goes on where the first had come. With none in time it ends with `GuardUnavailable`. A fail-open
 key's answer goes on unguarded, what the guard still held included, and is counted.
 """
@@ -48,7 +48,7 @@ class OutputOpener(Protocol):
     """What the guard offers here."""
 
     async def open_output(self, opened: Encoded, *, waits: bool = False) -> OutputCall:
-        """Open the check of one answer; a guard that starts again may be waited for."""
+        """Open the check of one answer; a guard may be waited for if there is none."""
         ...
 
 

@@ -203,9 +203,9 @@ class GatewaySettings(HandOverSettings):
         12.0,
         ge=0,
         le=600,
-        description="A request of a fail-closed key waits so long for a guard while nobody listens "
-        "there: it may be starting again. Below silent_start_s, so that a refusal has a real "
-        "status. Seconds.",
+        description="A request or answer of a fail-closed key waits so long for a guard while "
+        "there is none: it may be starting again, or frozen. Below silent_start_s, so that a "
+        "refusal has a real status. Seconds.",
     )
     admit_timeout_s: float = Field(
         0.5, gt=0, le=10, description="Longest wait for an admission. Seconds."

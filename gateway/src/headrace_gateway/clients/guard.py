@@ -20,10 +20,9 @@ _MODERATE = method_ref(_SERVICE, "Moderate", pb.ModerateRequest, pb.ModerateResp
 _OPEN = bytes_tag(pb.CheckOutputRequest.DESCRIPTOR.fields_by_name["open"].number)
 _REPORTS = bytes_tag(pb.SentReports.DESCRIPTOR.fields_by_name["reports"].number)
 _SENT = method_ref(_SERVICE, "ReportSentMany", pb.SentReports, pb.SentReportResponse)
-# Closed keys have nothing else to turn to, and what open ones send then is read by nobody: a guard
-# that only pauses is waited for. Further requests need not wait for one that is frozen.
+# What open keys send past a guard is read by nobody: one that only pauses is waited for.
 _PATIENCE_S = 1.5
-# Between two tries while nobody listens.
+# Between two tries while there is none.
 ASK_AGAIN_S = 0.1
 
 InputCall = SessionCall[pb.CheckInputRequest, pb.CheckInputResponse]
@@ -31,20 +30,22 @@ OutputCall = SessionCall[pb.CheckOutputRequest, pb.CheckOutputResponse]
 
 
 class GuardClient:
-    """Calls to the guard."""
+    """Calls to the guard.
 
-    def __init__(self, address: str, timeout_s: float) -> None:
-        self._session, self._timeout_s = SessionClient(address, _PATIENCE_S), timeout_s
+    Args:
+        address: of its session.
+        timeout_s: longest time to a verdict.
+        wait_s: for a guard that is starting again, or frozen.
+    """
+
+    def __init__(self, address: str, timeout_s: float, wait_s: float) -> None:
+        self._session = SessionClient(address, _PATIENCE_S)
+        self._timeout_s, self._wait_s = timeout_s, wait_s
 
     @property
     def connection(self) -> object | None:
         """What stands for the connection for as long as it lasts; None while there is none."""
         return self._session.connection
-
-    @property
-    def is_away(self) -> bool:
-        """Whether nobody listened there at the last try: it may be starting again."""
-        return self._session.is_away
 
     async def start_input_check(self, request: Encoded) -> InputCall:
         """Ask for the verdict on a whole request; it is received from the returned call.
@@ -59,18 +60,18 @@ class GuardClient:
 
         Args:
             opened: whose and under which policy.
-            waits: for a guard that starts again, as long as a verdict may take.
+            waits: for a guard, if there is none now.
 
         Raises:
             ReplicaLost: the guard cannot be reached.
         """
         first = Encoded(_OPEN + with_length(opened.SerializeToString()))
-        give_up_s = time.monotonic() + self._timeout_s
+        give_up_s = time.monotonic() + (self._wait_s if waits else 0.0)
         while True:
             try:
                 return await self._session.start(_OUTPUT, first)
             except ReplicaLost:
-                if not waits or not self.is_away or time.monotonic() >= give_up_s:
+                if time.monotonic() >= give_up_s:
                     raise
             await asyncio.sleep(ASK_AGAIN_S)
 
