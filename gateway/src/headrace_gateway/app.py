@@ -204,9 +204,8 @@ class Gateway:
         _log.info("listening on %s (port %d)", self._settings.listen, self.port)
         try:
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if self._lifecycle.stopping.is_set() and self._succession.is_awaited:
-                await self._show_nothing()
-                await self._succession.until_served()
+            if self._lifecycle.stopping.is_set():
+                await self._succession.until_served(self._observability)
         finally:
             self._server.stop()
             cut_s = time.monotonic() + self._settings.drain_grace_s
@@ -342,13 +341,8 @@ class Gateway:
         for client in (self._workers, self._router, self._guard, self._limiter, self._billing):
             await client.close()
         self._succession.close()
-        await self._show_nothing()
-
-    async def _show_nothing(self) -> None:
-        """Give up the address of the metrics: a successor may need it."""
-        shown, self._observability = self._observability, None
-        if shown is not None:
-            await asyncio.to_thread(shown.close)
+        if self._observability is not None:
+            self._observability.close()
 
 
 def _batch_dialects() -> dict[str, Dialect]:

@@ -138,9 +138,8 @@ class GuardApp:
     async def stop(self) -> None:
         """Let running streams end, leave; gateways ask another guard for what is cut then."""
         self.lifecycle.set_ready(False)
-        if self.lifecycle.stopping.is_set() and self._succession.is_awaited:
-            await self._show_nothing()
-            await self._succession.until_served()
+        if self.lifecycle.stopping.is_set():
+            await self._succession.until_served(self._observability)
         await self._rpc.stop(self._settings.drain_grace_s, refuses=False)
         await cancel_and_wait(self._watch)
         await self.audit.close()
@@ -149,13 +148,8 @@ class GuardApp:
         if self._judge is not None:
             await self._judge.close()
         self._succession.close()
-        await self._show_nothing()
-
-    async def _show_nothing(self) -> None:
-        """Give up the address of the metrics: a successor may need it."""
-        shown, self._observability = self._observability, None
-        if shown is not None:
-            await asyncio.to_thread(shown.close)
+        if self._observability is not None:
+            self._observability.close()
 
     async def _keep_policies(self) -> None:
         await self.book.keep(self._settings.policy_poll_s)

@@ -135,7 +135,7 @@ class ObservabilityServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving and free the port."""
+        """Stop serving and free the port. Idempotent."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(timeout=2)

@@ -16,6 +16,8 @@ import contextlib
 import errno
 import socket
 
+from headrace_common.metrics import ObservabilityServer
+
 # A starter that says nothing for so long has forgotten us.
 _LONGEST_S = 60.0
 
@@ -63,15 +65,16 @@ class Succession:
             self._line.set_inheritable(False)
             self._line.setblocking(False)
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether somebody starts a successor once we leave."""
-        return self._line is not None
+    async def until_served(self, shown: ObservabilityServer | None) -> None:
+        """Tell that we leave; return when a successor serves, or when none will come.
 
-    async def until_served(self) -> None:
-        """Tell that we leave; return when a successor serves, or when none will come."""
+        Args:
+            shown: closed before that, as the successor shows itself at the same address.
+        """
         if self._line is None:
             return
+        if shown is not None:
+            await asyncio.to_thread(shown.close)
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_LONGEST_S):
