@@ -1,9 +1,9 @@
 """Kills parts of a running fleet under load and counts what clients notice.
 
 Usage: ``headrace up --detach``, then ``python bench/kills.py gateway router worker-1,worker-2``.
-Each request opens a connection of its own, half of them stream, and none is tried again. `--term`
-stops the parts in good order instead. A fleet gives up on a part that crashes five times within a
-minute.
+Half of the requests stream, none is tried again, and each opens a connection of its own but for
+`--keep-alive`. `--term` stops the parts in good order instead. A fleet gives up on a part that
+crashes five times within a minute.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Outcome:
 class Fleet:
     """A fleet that runs, as its state directory shows it."""
 
-    def __init__(self, state_dir: Path, max_tokens: int) -> None:
+    def __init__(self, state_dir: Path, max_tokens: int, *, keeps_alive: bool) -> None:
         self._max_tokens = max_tokens
         self._view_path = state_dir / "fleet.json"
         view = json.loads(self._view_path.read_text())
@@ -48,8 +48,9 @@ class Fleet:
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"},
             timeout=_CLIENT_TIMEOUT_S,
-            # None is used twice.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            limits=httpx.Limits(
+                max_connections=None, max_keepalive_connections=None if keeps_alive else 0
+            ),
         )
 
     def send(self, names: list[str], number: signal.Signals) -> None:
@@ -99,7 +100,7 @@ async def measure(
 
 async def run(options: argparse.Namespace) -> None:
     """One line for each group of parts."""
-    fleet = Fleet(options.state_dir, options.max_tokens)
+    fleet = Fleet(options.state_dir, options.max_tokens, keeps_alive=options.keep_alive)
     number = signal.SIGTERM if options.term else signal.SIGKILL
     for group in options.parts:
         outcomes = await measure(fleet, group.split(","), number, options.rate, options.after_s)
@@ -128,6 +129,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=8.0, help="requests a second")
     parser.add_argument("--max-tokens", type=int, default=2, help="of each answer")
     parser.add_argument("--after-s", type=float, default=20.0, help="load goes on so long")
+    parser.add_argument("--keep-alive", action="store_true", help="use connections again")
     parser.add_argument("--term", action="store_true", help="SIGTERM instead of SIGKILL")
     asyncio.run(run(parser.parse_args()))
 

@@ -70,6 +70,7 @@ async def rig(
     *,
     ledger: Broker | None = None,
     grace_s: float = 0.05,
+    confirm_interval_s: float = 0.02,
     is_pinned: Callable[[str], bool] = lambda _request_id: False,
 ) -> AsyncIterator[Rig]:
     registry = CollectorRegistry()
@@ -84,7 +85,7 @@ async def rig(
         metrics,
         is_pinned=is_pinned,
         grace_s=grace_s,
-        confirm_interval_s=0.02,
+        confirm_interval_s=confirm_interval_s,
     )
     await relay.start()
     try:
@@ -211,6 +212,17 @@ async def test_segments_of_requests_under_way_are_kept(tmp_path: Path) -> None:
         assert it.outbox.size_bytes > 0
         pinned.clear()
         await eventually(lambda: it.outbox.size_bytes == 0)
+
+
+async def test_a_stop_leaves_no_segment_that_is_booked(tmp_path: Path) -> None:
+    """One that a long request held back may hold beginnings whose ends lay in later ones."""
+    broker = Broker()
+    async with rig(tmp_path, broker, confirm_interval_s=60) as it:
+        await write(it.outbox, 1)
+        await eventually(lambda: it.outbox.finished_segments())
+        await eventually(lambda: broker.received)
+        assert it.outbox.size_bytes > 0
+    assert it.outbox.size_bytes == 0
 
 
 async def test_billing_down_keeps_segments_and_does_not_stop_producing(tmp_path: Path) -> None:

@@ -256,6 +256,11 @@ class Relay:
                     self._caught_up.clear()
                     await self._caught_up.wait()
         await cancel_and_wait(*self._tasks)
+        # Nothing runs any more that holds a segment back. One that stayed behind later ones would
+        # look like requests without an end to whoever has the folder next.
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(drain_s):
+                await self._confirm_all()
         with contextlib.suppress(OSError):
             await self._save_position()
         await self._sink.stop()
@@ -286,10 +291,13 @@ class Relay:
     async def _confirm_forever(self) -> None:
         while True:
             await asyncio.sleep(self._confirm_interval_s)
-            for segment in self._outbox.finished_segments():
-                if segment < self._first_unacked_segment() and await self._confirm(segment):
-                    await self._outbox.delete(segment)
-                    self._acked_at_s.pop(segment, None)
+            await self._confirm_all()
+
+    async def _confirm_all(self) -> None:
+        for segment in self._outbox.finished_segments():
+            if segment < self._first_unacked_segment() and await self._confirm(segment):
+                await self._outbox.delete(segment)
+                self._acked_at_s.pop(segment, None)
 
     def _first_unacked_segment(self) -> int:
         # A position at the very end of a finished segment is as good as one in the next.
