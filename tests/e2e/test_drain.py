@@ -107,3 +107,20 @@ def test_a_gateway_told_to_leave_ends_its_streams(
     eventually_sync(lambda: fleet.service_pid("gateway") != pid, within_s=40)
     fleet.wait_ready()
     eventually_sync(lambda: fleet.verify_ledger()["num_open"] == 0, within_s=30, every_s=0.5)
+
+
+@pytest.mark.parametrize("name", ["gateway", "guard"])
+def test_who_comes_while_one_is_replaced_is_answered(fleet: Fleet, key: ApiKey, name: str) -> None:
+    """SIGTERM to the only one there is: no request is refused, and the books are right."""
+    pid = fleet.service_pid(name)
+    os.kill(pid, signal.SIGTERM)
+    num_answered = 0
+    while _is_there(pid):
+        answer = chat(fleet, key, "Say one word.", max_tokens=2, temperature=0)
+        assert answer.status_code == 200, answer.text
+        num_answered += 1
+    assert num_answered > 0
+    fleet.wait_ready()
+    assert chat(fleet, key, "Say one word.", max_tokens=2, temperature=0).status_code == 200
+    eventually_sync(lambda: fleet.verify_ledger()["num_open"] == 0, within_s=30, every_s=0.5)
+    assert fleet.verify_ledger()["ok"]
