@@ -72,6 +72,32 @@ def test_crashes_long_ago_do_not_count() -> None:
         assert life.exited(1, now_s=crash * 61.0) == Restart(0.2)
 
 
+def test_a_child_that_drained_has_not_crashed() -> None:
+    """Somebody restarts it, as often as they like; one that was never ready has no work to end."""
+    life = ChildLife(RestartPolicy(max_crashes=2))
+    for _ in range(9):
+        life.spawned(7)
+        life.probed(ready=True)
+        assert life.exited(0, now_s=0.0) == Restart(0.2)
+    assert life.num_restarts == 9
+    life.spawned(7)
+    assert life.exited(0, now_s=0.0) == Restart(0.2)
+    life.spawned(7)
+    assert isinstance(life.exited(0, now_s=0.0), GiveUp)
+
+
+def test_a_child_that_hands_over_has_not_crashed() -> None:
+    """Its successor may start at once, unless the fleet stops."""
+    life = ready_child()
+    life.left()
+    assert (life.state, life.pid, life.num_restarts) == (ChildState.BACKOFF, None, 1)
+    life.spawned(8)
+    assert life.state is ChildState.STARTING
+    life.stop()
+    life.left()
+    assert life.state is ChildState.STOPPING
+
+
 def test_bad_settings_at_the_start_are_not_tried_again() -> None:
     """Exit code 2 before the first ready means that the same start would fail again."""
     life = ChildLife(RestartPolicy())

@@ -106,8 +106,7 @@ class ChildLife:
         """Somebody has told the process to stop; while it does, the next one is made."""
         self.pid = None
         if self.state not in (ChildState.STOPPING, ChildState.STOPPED, ChildState.FAILED):
-            self.state = ChildState.BACKOFF
-            self.num_restarts += 1
+            self._again(0.0)
 
     def exited(self, code: int, now_s: float) -> ExitAction:
         """The process ended with *code* (negative: by that signal); say what to do."""
@@ -119,6 +118,9 @@ class ChildLife:
             return Gone()
         if code == EXIT_BAD_SETTINGS and not self._was_ready:
             return self._fail("refused its settings")
+        if code == 0 and self.state in (ChildState.READY, ChildState.UNREADY):
+            # Drained: somebody told it to stop, which is how one is restarted.
+            return self._again(_FIRST_DELAY_S)
         return self._crashed(now_s)
 
     def start_failed(self, reason: str) -> GiveUp:
@@ -130,10 +132,13 @@ class ChildLife:
         self._crashes_s = [t for t in self._crashes_s if now_s - t < window_s] + [now_s]
         if len(self._crashes_s) >= self.policy.max_crashes:
             return self._fail(f"crashed {len(self._crashes_s)} times within {window_s:.0f} s")
+        exponent = len(self._crashes_s) - 1
+        return self._again(min(_FIRST_DELAY_S * 2**exponent, _MAX_DELAY_S))
+
+    def _again(self, delay_s: float) -> Restart:
         self.state = ChildState.BACKOFF
         self.num_restarts += 1
-        exponent = len(self._crashes_s) - 1
-        return Restart(min(_FIRST_DELAY_S * 2**exponent, _MAX_DELAY_S))
+        return Restart(delay_s)
 
     def _fail(self, reason: str) -> GiveUp:
         self.state = ChildState.FAILED
