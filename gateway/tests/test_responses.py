@@ -92,19 +92,19 @@ async def test_a_conversation_goes_on(fleet: GatewayFleet) -> None:
         )
         assert "Only here." not in prompt
         await client.responses.delete(first.id)
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(openai.BadRequestError):
             await client.responses.create(model=MODEL, input="D?", previous_response_id=second.id)
 
 
 async def test_nobody_sees_anothers_response(fleet: GatewayFleet) -> None:
-    """Another tenant's key gets 404, also as an earlier response; store=false keeps nothing."""
+    """Another tenant's key gets 404, or 400 as an earlier one's; store=false keeps nothing."""
     other, _ = fleet.new_key(tenant_id="rival")
     async with fleet.openai() as client, fleet.openai(other) as rival:
         made = await client.responses.create(model=MODEL, input="hi")
         for ask in (rival.responses.retrieve, rival.responses.delete, rival.responses.cancel):
             with pytest.raises(openai.NotFoundError):
                 await ask(made.id)
-        with pytest.raises(openai.NotFoundError) as caught:
+        with pytest.raises(openai.BadRequestError) as caught:
             await rival.responses.create(model=MODEL, input="x", previous_response_id=made.id)
         assert caught.value.code == "previous_response_not_found"
         loose = await client.responses.create(model=MODEL, input="hi", store=False)

@@ -22,7 +22,7 @@ _MAX_BYTES = 16 * 2**20
 _INTERRUPTED = {"code": "server_error", "message": "The server stopped before this was finished."}
 
 
-class PreviousResponseNotFound(NotFound):
+class PreviousResponseNotFound(InvalidRequest):
     """The response to go on from is not kept, or not the caller's."""
 
     reason = "PREVIOUS_RESPONSE_NOT_FOUND"
@@ -144,7 +144,7 @@ class KeptResponses:
         """Return the items of a response and of all before it, oldest first; of "" none.
 
         Raises:
-            NotFound: one of them is not there.
+            PreviousResponseNotFound: one of them is not there.
             InvalidRequest: one is not finished, or there are too many.
         """
         if not response_id:
@@ -183,7 +183,7 @@ def _chain(connection: Connection, owner: Owner, response_id: str) -> list[Kept]
         row = _row(connection, owner, response_id)
         if row is None:
             raise PreviousResponseNotFound(
-                f"Previous response {response_id[:100]!r} not found.", param=param
+                f"Previous response with id {response_id[:100]!r} not found.", param=param
             )
         size_bytes += len(row["body"]) + len(row["input_items"])
         if len(chain) >= _MAX_LINKS or size_bytes > _MAX_BYTES:
