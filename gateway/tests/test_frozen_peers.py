@@ -18,6 +18,7 @@ from headrace_testing.gateway_fleet import GatewayFleet, chat_body
 from headrace_testing.waiting import eventually
 
 # By silence alone a frozen peer's connection is lost so late; each of these requests takes less.
+USUAL_SILENCE_S = frame_socket.SILENCE_S
 SILENCE_S = 60.0
 BOUND_S = SILENCE_S / 3
 
@@ -149,8 +150,11 @@ async def test_a_frozen_guard_is_known_as_one(fleet: GatewayFleet) -> None:
         assert took_s < BOUND_S
 
 
-async def test_a_guard_that_thaws_has_refused_nobody(fleet: GatewayFleet) -> None:
+async def test_a_guard_that_thaws_has_refused_nobody(
+    fleet: GatewayFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who asked, came later or was being answered waits; all is judged once there is a guard."""
+    monkeypatch.setattr(frame_socket, "SILENCE_S", USUAL_SILENCE_S)
     text = "".join(map(chr, range(ord("A"), ord("z"))))
     fleet.worker.script, fleet.worker.switches.delay_per_token_s = saying(text), 0.02
     async with way_to(fleet, "guard") as way:
@@ -158,7 +162,7 @@ async def test_a_guard_that_thaws_has_refused_nobody(fleet: GatewayFleet) -> Non
         await eventually(lambda: fleet.worker.requests)
         way.freeze()
         asked.append(asyncio.create_task(ask(fleet)))
-        await asyncio.sleep(SILENCE_S)  # the first one's connection is lost
+        await asyncio.sleep(USUAL_SILENCE_S)  # the first one's connection is lost
         asked.append(asyncio.create_task(ask(fleet)))
         await asyncio.sleep(0.5)
         assert not any(it.done() for it in asked)
