@@ -266,6 +266,34 @@ async def test_a_batch_is_cancelled(fleet: GatewayFleet) -> None:
     await fleet.settled()
 
 
+async def test_a_batch_that_is_over_cannot_be_cancelled(fleet: GatewayFleet) -> None:
+    """Whoever asks is told; asked twice for a cancelled one, nothing is wrong."""
+    fleet.worker.switches.delay_per_token_s = 0.05
+    async with fleet.openai() as client:
+        over = await start(client, line("a"))
+        await ended(client, over)
+        with pytest.raises(openai.ConflictError) as caught:
+            await client.batches.cancel(over)
+        assert caught.value.code == "batch_over"
+        assert (await client.batches.retrieve(over)).status == "completed"
+        running = await start(client, *[line(f"l{idx}") for idx in range(9)])
+        await client.batches.cancel(running)
+        await ended(client, running, "cancelled")
+        assert (await client.batches.cancel(running)).status == "cancelled"
+    await fleet.settled()
+
+
+async def test_results_are_no_input(fleet: GatewayFleet) -> None:
+    """The file that a batch made has another purpose, and is refused at once."""
+    async with fleet.openai() as client:
+        batch = await ended(client, await start(client, line("a")))
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.batches.create(
+                input_file_id=batch.output_file_id, endpoint=URL, completion_window="24h"
+            )
+    assert caught.value.param == "input_file_id"
+
+
 async def test_a_revoked_key_ends_its_batch(fleet: GatewayFleet) -> None:
     """What was answered, and is paid for, can still be had by the project's other keys."""
     fleet.worker.switches.delay_per_token_s = 0.05

@@ -92,8 +92,9 @@ async def test_a_conversation_goes_on(fleet: GatewayFleet) -> None:
         )
         assert "Only here." not in prompt
         await client.responses.delete(first.id)
-        with pytest.raises(openai.BadRequestError):
+        with pytest.raises(openai.BadRequestError, match=f"{first.id}.*was deleted") as caught:
             await client.responses.create(model=MODEL, input="D?", previous_response_id=second.id)
+        assert caught.value.param == "previous_response_id"
 
 
 async def test_nobody_sees_anothers_response(fleet: GatewayFleet) -> None:

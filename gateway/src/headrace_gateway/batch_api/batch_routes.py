@@ -15,7 +15,7 @@ from headrace_gateway.answer_extras import Json
 from headrace_gateway.auth import KeyAuth, key_digest
 from headrace_gateway.batch_api.runner import BatchRunner
 from headrace_gateway.batch_api.stored_batches import StoredBatches
-from headrace_gateway.batch_api.stored_files import MAX_TTL_S, MIN_TTL_S, StoredFiles
+from headrace_gateway.batch_api.stored_files import MAX_TTL_S, MIN_TTL_S, REQUESTS, StoredFiles
 from headrace_gateway.call_rate import CallRate
 from headrace_gateway.json_body import decode
 from headrace_gateway.openai_bodies import Labels, Text
@@ -50,6 +50,14 @@ class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
 _DECODER = msgspec.json.Decoder(BatchBody)
 
 
+class BatchOver(InvalidRequest):
+    """A batch whose lines are all over was to be cancelled."""
+
+    reason = "BATCH_OVER"
+    http_status = 409
+    public_code = "batch_over"
+
+
 class BatchCreation:
     """Makes batches; called by the route of POST /v1/batches.
 
@@ -82,7 +90,7 @@ class BatchCreation:
             known = ", ".join(self._endpoints)
             raise InvalidRequest(f"endpoint must be one of {known}.", param="endpoint")
         owner = Owner.of(caller.principal)
-        await self._files.find(owner, asked.input_file_id, "input_file_id")
+        await self._check_input(owner, asked.input_file_id)
         if await self._batches.count_active(owner) >= MAX_ACTIVE:
             raise RateLimited(
                 f"At most {MAX_ACTIVE} batches of a project may be under way.", retry_after_s=60.0
@@ -94,6 +102,15 @@ class BatchCreation:
         await self._batches.add(owner, digest, made, now_s + WINDOW_S)
         self._runner.wake()
         return orjson.dumps(_shown(await self._batches.find(owner, batch_id)))
+
+    async def _check_input(self, owner: Owner, file_id: str) -> None:
+        param = "input_file_id"
+        purpose = (await self._files.find(owner, file_id, param))["purpose"]
+        if purpose != REQUESTS:
+            raise InvalidRequest(
+                f"The input file must have the purpose {REQUESTS!r}; this one has {purpose!r}.",
+                param=param,
+            )
 
 
 def _fresh(batch_id: str, asked: BatchBody, now_s: int) -> Json:
@@ -143,7 +160,10 @@ def batches_router(auth: KeyAuth, batches: StoredBatches, runner: BatchRunner) -
         owner = await owner_of(auth, request)
         await batches.want_cancel(owner, batch_id)
         runner.wake()
-        return _shown(await batches.find(owner, batch_id))
+        batch = await batches.find(owner, batch_id)
+        if batch["cancelling_at"] is None:
+            raise BatchOver(f"A batch that is {batch['status']} cannot be cancelled.")
+        return _shown(batch)
 
     return router
 

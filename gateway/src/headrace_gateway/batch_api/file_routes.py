@@ -15,7 +15,7 @@ from starlette.responses import StreamingResponse
 from headrace_common.errors import ClientGone, InvalidRequest
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.auth import KeyAuth
-from headrace_gateway.batch_api.stored_files import CHUNK_BYTES, MAX_TTL_S, MIN_TTL_S, StoredFiles
+from headrace_gateway.batch_api.stored_files import CHUNK_BYTES, MAX_TTL_S, MIN_TTL_S, REQUESTS, StoredFiles
 from headrace_gateway.error_body import BodyTimeout, BodyTooLarge
 from headrace_gateway.http_exchange import Receive
 from headrace_gateway.state.owner_of import owner_of
@@ -37,7 +37,7 @@ _UPLOAD = {
                     "required": ["purpose", "file"],
                     "additionalProperties": False,
                     "properties": {
-                        "purpose": {"const": "batch"},
+                        "purpose": {"const": REQUESTS},
                         "file": {"type": "string", "format": "binary"},
                         "expires_after[anchor]": {"const": "created_at"},
                         "expires_after[seconds]": {
@@ -69,7 +69,7 @@ def files_router(auth: KeyAuth, stored: StoredFiles) -> APIRouter:
                 file.size or 0,
             )
             return await stored.save(
-                owner, stored.new_id(), name, "batch", pieces, ttl_s, size_bytes
+                owner, stored.new_id(), name, REQUESTS, pieces, ttl_s, size_bytes
             )
 
     @router.get("")
@@ -149,8 +149,8 @@ def _read_form(form: FormData) -> tuple[UploadFile, int | None]:
     for name in form:
         if name not in _FIELDS:
             raise InvalidRequest(f"Unrecognized request argument: {name[:100]}.", param=name[:100])
-    if form.get("purpose") != "batch":
-        raise InvalidRequest("purpose must be 'batch'.", param="purpose")
+    if form.get("purpose") != REQUESTS:
+        raise InvalidRequest(f"purpose must be {REQUESTS!r}.", param="purpose")
     file = form.get("file")
     if not isinstance(file, UploadFile):
         raise InvalidRequest("Missing required parameter: file.", param="file")

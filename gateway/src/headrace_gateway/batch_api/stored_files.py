@@ -20,7 +20,8 @@ CHUNK_BYTES = 2**20
 MIN_TTL_S, MAX_TTL_S = 3600, 30 * 86_400
 # A file whose upload broke off is swept so soon.
 _HALF_S = 3600
-RESULTS = "batch_output"
+# Purposes, as OpenAI names them.
+REQUESTS, RESULTS = "batch", "batch_output"
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ _INTERRUPTED = {"code": "server_error", "message": "The server stopped before th
 
 
 class PreviousResponseNotFound(InvalidRequest):
-    """The response to go on from is not kept, or not the caller's."""
+    """The response to go on from, or one before it, is not kept, or not the caller's."""
 
     reason = "PREVIOUS_RESPONSE_NOT_FOUND"
     public_code = "previous_response_not_found"
@@ -182,9 +182,10 @@ def _chain(connection: Connection, owner: Owner, response_id: str) -> list[Kept]
     while response_id:
         row = _row(connection, owner, response_id)
         if row is None:
-            raise PreviousResponseNotFound(
-                f"Previous response with id {response_id[:100]!r} not found.", param=param
-            )
+            what = f"Previous response with id {response_id[:100]!r} not found"
+            if chain:
+                what += "; the conversation went through it, it was deleted or is too old"
+            raise PreviousResponseNotFound(f"{what}.", param=param)
         size_bytes += len(row["body"]) + len(row["input_items"])
         if len(chain) >= _MAX_LINKS or size_bytes > _MAX_BYTES:
             raise InvalidRequest("The conversation is too long.", param=param)
