@@ -18,6 +18,7 @@ from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway.batch_api import batch_routes, file_routes, stored_files
 from headrace_gateway.batch_api.input_lines import MAX_LINE_BYTES
 from headrace_gateway.batch_api.line_call import LineCaller, LineOutcome
+from headrace_gateway.batch_api.line_log import LineLog
 from headrace_gateway.batch_api.stored_batches import StoredBatches
 from headrace_gateway.batch_api.stored_files import StoredFiles
 from headrace_gateway.principal import Principal
@@ -355,6 +356,31 @@ async def test_a_batch_survives_its_gateway(fleet_parts: GatewayFleet) -> None:
     assert [one["custom_id"] for one in good] == [f"l{idx}" for idx in range(12)]
     assert batch.error_file_id is None
     check_paid_once(fleet_parts, good)
+    await fleet_parts.close()
+
+
+async def test_what_is_paid_is_kept_when_its_gateway_stops(
+    fleet_parts: GatewayFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the disk takes its time to close it: a line is not answered and booked again."""
+    real = LineLog.closed
+
+    def closed(log: LineLog, event: usage_pb2.UsageEvent) -> asyncio.Future[None]:
+        real(log, event)
+        loop = asyncio.get_running_loop()
+        recorded = loop.create_future()
+        loop.call_later(0.5, recorded.set_result, None)
+        return recorded
+
+    monkeypatch.setattr(LineLog, "closed", closed)
+    await fleet_parts.start()
+    async with fleet_parts.openai() as client:
+        batch_id = await start(client, *[line(f"l{idx}") for idx in range(6)])
+        await eventually(lambda: fleet_parts.usage.closed_events(), within_s=10)
+    await fleet_parts.restart_gateway()
+    async with fleet_parts.openai() as client:
+        batch = await ended(client, batch_id)
+        check_paid_once(fleet_parts, await results(client, batch.output_file_id))
     await fleet_parts.close()
 
 

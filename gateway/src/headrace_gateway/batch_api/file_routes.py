@@ -15,7 +15,13 @@ from starlette.responses import StreamingResponse
 from headrace_common.errors import ClientGone, InvalidRequest
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.auth import KeyAuth
-from headrace_gateway.batch_api.stored_files import CHUNK_BYTES, MAX_TTL_S, MIN_TTL_S, REQUESTS, StoredFiles
+from headrace_gateway.batch_api.stored_files import (
+    CHUNK_BYTES,
+    MAX_TTL_S,
+    MIN_TTL_S,
+    REQUESTS,
+    StoredFiles,
+)
 from headrace_gateway.error_body import BodyTimeout, BodyTooLarge
 from headrace_gateway.http_exchange import Receive
 from headrace_gateway.state.owner_of import owner_of

@@ -86,6 +86,10 @@ class LineCaller:
         told = dialect.error_body(failure, request_id)
         return LineOutcome(failure.http_status, told, retry_after_s)
 
+    def is_answered(self, request_id: str) -> bool:
+        """Whether a line is paid for with an answer that is not kept yet."""
+        return self._log.is_answered(request_id)
+
     def close_line(self, request_id: str) -> None:
         """Close the books of a line whose result is kept, if its last try has not."""
         self._log.close_line(request_id)

@@ -35,6 +35,8 @@ class LineLog:
         self._log = log
         # Lines opened and not closed, with what their last try ended with.
         self._open: dict[str, UsageEvent | None] = {}
+        # Lines that are answered, and closed, until `close_line` says that their result is kept.
+        self._answered: set[str] = set()
 
     @property
     def is_full(self) -> bool:
@@ -51,6 +53,7 @@ class LineLog:
         """Append, unless an earlier try did."""
         if event.request_id in self._open:
             return _done()
+        self._answered.discard(event.request_id)
         recorded = self._log.opened(event)
         self._open[event.request_id] = None
         return recorded
@@ -63,12 +66,18 @@ class LineLog:
         """Append the end of a try that answered; of another one, keep it for `close_line`."""
         if event.ending in _ANSWERED:
             self._open.pop(event.request_id, None)
+            self._answered.add(event.request_id)
             return self._log.closed(event)
         self._open[event.request_id] = event
         return _done()
 
+    def is_answered(self, request_id: str) -> bool:
+        """Whether a line is in the books with an answer that is not kept yet."""
+        return request_id in self._answered
+
     def close_line(self, request_id: str) -> None:
         """Append the end of a line that gets no further try, if one of its tries was opened."""
+        self._answered.discard(request_id)
         event = self._open.pop(request_id, None)
         if event is not None:
             self._log.closed(event)

@@ -51,6 +51,8 @@ _GAP_POLL_S = 0.1
 # While billing cannot say whose the key is.
 _KEY_POLL_S = 1.0
 _PAGE_LINES = 100
+# What is answered has so long to be kept when the batch is let go.
+_KEEP_S = 5.0
 _MAX_RETRY_S = 30.0
 
 
@@ -271,6 +273,18 @@ class BatchRunner:
             await asyncio.sleep(_GAP_POLL_S)
 
     async def _answer(self, batch: Batch, line: PendingLine) -> None:
+        """Bring a line to its end; cancelled, still keep an answer that is in the books already."""
+        work = asyncio.create_task(self._try_on(batch, line))
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if self._parts.caller.is_answered(line.request_id):
+                await asyncio.wait({work}, timeout=_KEEP_S)
+            raise
+        finally:
+            await cancel_and_wait(work)
+
+    async def _try_on(self, batch: Batch, line: PendingLine) -> None:
         """Try a line until it has a result, or the batch's time is over."""
         num_tries = 0
         while not self._is_late(batch):
