@@ -58,6 +58,7 @@ def opened(request_id: str, deadline_in_s: float = 60) -> UsageEvent:
         model="m",
         price_version=3,
         price_tier=PRICE_TIER_STANDARD,
+        admitted_unix_us=1_700_000_000_000_000,
         hold_nano_usd=500,
         deadline_unix_us=unix_us(SystemClock()) + int(deadline_in_s * 1e6),
         endpoint="/v1/chat/completions",
@@ -121,7 +122,10 @@ async def test_what_a_dead_process_left_open_is_closed_as_swept(tmp_path: Path) 
     assert swept.estimated
     assert swept.usage == TokenUsage()
     assert swept.HasField("usage")
-    for name in ("tenant_id", "project_id", "key_id", "model", "price_version", "endpoint"):
+    for name in (
+        "tenant_id", "project_id", "key_id", "model", "price_version", "admitted_unix_us",
+        "endpoint",
+    ):  # fmt: skip
         assert getattr(swept, name) == getattr(opened("req_1"), name)
     admitted_us = swept.occurred_unix_us - round(swept.duration_s * 1e6)
     assert abs(admitted_us - opened("req_1").occurred_unix_us) <= 1

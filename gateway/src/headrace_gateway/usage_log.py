@@ -188,7 +188,9 @@ class OutboxUsageLog:
             price_version=opened.price_version,
             price_tier=opened.price_tier,
             occurred_unix_us=now_us,
-            # Until it was found: with it the ledger knows when the request was admitted.
+            # Fixes the price: a request waits for its verdict between admission and `opened`.
+            admitted_unix_us=opened.admitted_unix_us,
+            # Until it was found.
             duration_s=max(0, now_us - opened.occurred_unix_us) / 1e6,
             usage=TokenUsage(),
             ending=ENDING_SWEPT,
