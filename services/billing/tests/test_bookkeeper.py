@@ -132,6 +132,17 @@ async def test_an_opened_that_comes_late_does_not_open_again(books: Books) -> No
     assert (found.ok, found.num_open, found.num_events) == (True, 0, 2)
 
 
+async def test_a_request_opened_anew_is_no_finding(books: Books) -> None:
+    """Another gateway answers it, later and at another price: nothing is owed for either record."""
+    await books.book(opened())
+    again = opened()
+    again.occurred_unix_us += 9_000_000
+    again.hold_nano_usd += 1
+    result = await books.book(again)
+    assert result.duplicates == 1
+    assert await books.findings() == []
+
+
 async def test_a_different_close_of_the_same_request_is_a_finding(books: Books) -> None:
     """The first stands; the difference is written down once."""
     other = closed(usage=TokenUsage(prompt_tokens=1), ending=ENDING_CLIENT_GONE)

@@ -332,6 +332,9 @@ def _compare_repeated(
     corrected: dict[str, list[UsageEvent]] = {}
     for booking in repeated:
         amount_nano_usd, before = stored[_key(booking.event)]
+        if booking.entry is None:
+            # Opened anew by another gateway, or by the same one after a crash: nothing is owed yet.
+            continue
         if booking.event.ending == ENDING_SWEPT or _is_same(booking.event, before):
             continue
         is_late = before.ending == ENDING_SWEPT
