@@ -19,7 +19,7 @@ from headrace_guard.classifiers.heads import HARM, HEADS, INDIRECT, INJECTION, L
 from headrace_guard.classifiers.judge import Judge, JudgeFailedError
 from headrace_guard.classifiers.ngrams import NUM_BUCKETS, features
 from headrace_guard.classifiers.text_model import Asked, Point, Topic, Trust
-from headrace_guard.classifiers.topic import TopicVectors, off_topic_logit
+from headrace_guard.classifiers.topic import TopicVectors, centred, off_topic_logit
 from headrace_guard.classifiers.words import NUM_POOLS, Words, pooled
 from headrace_guard.cpu_pool import CpuPool
 from headrace_guard.deadline import Deadline
@@ -101,7 +101,7 @@ def _artefact() -> Artefact:
         hazard_words=hazard_words,
         hazard_vectors=np.zeros((14, NUM_DIMENSIONS), np.float32),
         hazard_biases=np.array([[5.0] + [0.0] * 13] * 2, np.float32),
-        background=np.zeros((0, NUM_DIMENSIONS), np.float32),
+        topic_centre=np.zeros(NUM_DIMENSIONS, np.float32),
         topic_scale=Scale(4.0, 0.0, _POINTS),
     )
 
@@ -272,23 +272,24 @@ def test_the_fast_stage_judges_at_once() -> None:
 def test_examples_are_embedded_once() -> None:
     """A topic's examples are kept."""
     embedder = _Embedder()
+    centre = np.zeros(NUM_DIMENSIONS, np.float32)
     vectors = TopicVectors(
-        lambda texts: np.array([embedder.look(text).vector for text in texts]), 1
+        lambda texts: np.array([embedder.look(text).vector for text in texts]), centre, 1
     )
     topic = Topic(("surely a", "b"))
-    vectors.get(topic)
-    vectors.get(topic)
+    text = np.eye(NUM_DIMENSIONS, dtype=np.float32)[0]
+    assert vectors.off_topic_logit(text, topic) == vectors.off_topic_logit(text, topic)
     assert embedder.seen == ["surely a", "b"]
 
 
-def test_a_text_like_the_background_is_further_off() -> None:
-    """What is common to all requests does not count for the topic."""
-    axes = np.eye(3, dtype=np.float32)
-    near_both = (axes[0] + axes[1]) / np.sqrt(2)
-    none = axes[:0]
-    assert off_topic_logit(near_both, axes[:1], axes[1:2]) > off_topic_logit(
-        near_both, axes[:1], none
-    )
+def test_what_all_requests_have_in_common_does_not_count_for_a_topic() -> None:
+    """Seen from the middle of all, a text that shares only that with the examples is far off."""
+    common, topic, other = np.eye(3, dtype=np.float32)
+    examples, text = (3 * common + topic) / 10**0.5, (3 * common + other) / 10**0.5
+    assert off_topic_logit(text, examples[None]) == pytest.approx(-0.9)
+    far = off_topic_logit(centred(text, common), centred(examples[None], common))
+    assert far > -0.1
+    assert np.linalg.norm(centred(common, common)) == 0
 
 
 def test_files_that_do_not_belong_together_are_refused() -> None:

@@ -51,7 +51,7 @@ def write(
         "hazard_scales": hazard_scales,
         "hazard_vectors": hazards.vectors.astype(np.float16),
         "hazard_biases": hazards.biases,
-        "background": topics.background.astype(np.float16),
+        "topic_centre": topics.centre,
         "word_vectors": words[0].vectors,
         "word_scale": np.float32(words[0].scale),
         **packed(words[1], "words"),

@@ -83,7 +83,7 @@ class Artefact:
         hazard_words: hazard weights over hashed words; one row a bucket.
         hazard_vectors: hazard weights over embeddings; one row a hazard.
         hazard_biases: of both, two rows.
-        background: embeddings of ordinary requests, for topics.
+        topic_centre: from where embeddings are seen when topics are judged.
         topic_scale: of the topic score.
     """
 
@@ -96,7 +96,7 @@ class Artefact:
     hazard_words: NDArray[np.float32]
     hazard_vectors: NDArray[np.float32]
     hazard_biases: NDArray[np.float32]
-    background: NDArray[np.float32]
+    topic_centre: NDArray[np.float32]
     topic_scale: Scale
 
 
@@ -152,7 +152,7 @@ def _artefact(meta: dict[str, Any], arrays: dict[str, Any], version: str) -> Art
         hazard_words=arrays["hazard_words"].astype(np.float32) * arrays["hazard_scales"],
         hazard_vectors=arrays["hazard_vectors"].astype(np.float32),
         hazard_biases=arrays["hazard_biases"],
-        background=arrays["background"].astype(np.float32),
+        topic_centre=arrays["topic_centre"],
         topic_scale=_scale(meta["topic"]),
     )
 

@@ -38,7 +38,7 @@ from headrace_guard.classifiers.text_model import (
     Point,
     Trust,
 )
-from headrace_guard.classifiers.topic import TopicVectors, off_topic_logit
+from headrace_guard.classifiers.topic import TopicVectors
 from headrace_guard.cpu_pool import INLINE_CHARS, CpuPool
 from headrace_guard.deadline import Deadline
 from headrace_guard.normalise import Window
@@ -112,7 +112,9 @@ class CascadeModels:
         self.version = f"{artefact.version}/{stages}" + (f"+{judge.name}" if judge else "")
         if embedder is not None:
             self._topics = TopicVectors(
-                lambda texts: np.array([embedder.look(text).vector for text in texts]), _MAX_TOPICS
+                lambda texts: np.array([embedder.look(text).vector for text in texts]),
+                artefact.topic_centre,
+                _MAX_TOPICS,
             )
 
     async def judge(
@@ -216,8 +218,7 @@ class CascadeModels:
         if whole is None or asked.topic is None:
             return looked, None
         vector = self._embedder.look(whole).vector
-        examples = self._topics.get(asked.topic)
-        return looked, off_topic_logit(vector, examples, self._artefact.background)
+        return looked, self._topics.off_topic_logit(vector, asked.topic)
 
     def _score(self, seen: _Seen, looked: Mapping[str, _Looked]) -> _Scored:
         if self._embedder is None:

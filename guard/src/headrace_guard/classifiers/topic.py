@@ -1,9 +1,9 @@
 """On or off topic, judged by an operator's example questions.
 
-The score is the mean of the three highest cosines between the text and the examples, less what the
-text has in common with ordinary requests of all kinds (the background): a question on bank cards
-is near the examples of a bank, "tell me a joke" is nearer to the background. Both enter one
-logistic scale that was fitted over many made-up topics in training.
+The score is the mean of the three highest cosines between the text and the examples, both seen from
+the middle of what people ask assistants about. From the origin all questions lie close together,
+because they are questions; from there, those of one topic do. (ADR 42 has the figures and what was
+tried beside.) The score enters one logistic scale that was fitted over made-up topics in training.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ from numpy.typing import NDArray
 
 from headrace_guard.classifiers.text_model import Topic
 
-BACKGROUND_SHARE = 0.35
 _NUM_NEAREST = 3
 Vectors = NDArray[np.float32]
 
 
-def off_topic_logit(vector: Vectors, examples: Vectors, background: Vectors) -> float:
-    """Return how far a text is from a topic; higher is further. All vectors have length one."""
-    return BACKGROUND_SHARE * _near(vector, background) - _near(vector, examples)
+def centred(vectors: Vectors, centre: Vectors) -> Vectors:
+    """Return vectors (..., size) as seen from *centre* (size), each of length one."""
+    moved = vectors - centre
+    lengths = np.linalg.norm(moved, axis=-1, keepdims=True)
+    return np.asarray(moved / np.maximum(lengths, 1e-9), np.float32)
 
 
-def _near(vector: Vectors, others: Vectors) -> float:
-    if not len(others):
-        return 0.0
-    cosines = others @ vector
-    return float(np.sort(cosines)[-_NUM_NEAREST:].mean())
+def off_topic_logit(vector: Vectors, examples: Vectors) -> float:
+    """Return how far a text is from a topic; higher is further. All vectors are `centred`."""
+    return -float(np.sort(examples @ vector)[-_NUM_NEAREST:].mean())
 
 
 class TopicVectors:
@@ -38,18 +37,24 @@ class TopicVectors:
 
     Args:
         embed: makes the embeddings.
+        centre: from where they are seen.
         max_topics: how many are kept; the one unused for longest goes first.
     """
 
-    def __init__(self, embed: Callable[[Sequence[str]], Vectors], max_topics: int) -> None:
-        self._embed, self._max_topics = embed, max_topics
+    def __init__(
+        self, embed: Callable[[Sequence[str]], Vectors], centre: Vectors, max_topics: int
+    ) -> None:
+        self._embed, self._centre, self._max_topics = embed, centre, max_topics
         self._kept: OrderedDict[Topic, Vectors] = OrderedDict()
 
-    def get(self, topic: Topic) -> Vectors:
-        """Return the embeddings of a topic's examples."""
+    def off_topic_logit(self, vector: Vectors, topic: Topic) -> float:
+        """Return how far the text with this embedding is from a topic; higher is further."""
+        return off_topic_logit(centred(vector, self._centre), self._examples(topic))
+
+    def _examples(self, topic: Topic) -> Vectors:
         found = self._kept.get(topic)
         if found is None:
-            found = self._kept[topic] = self._embed(topic.examples)
+            found = self._kept[topic] = centred(self._embed(topic.examples), self._centre)
             if len(self._kept) > self._max_topics:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(topic)
