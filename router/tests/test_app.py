@@ -9,6 +9,7 @@ import pytest
 
 from headrace_common.clock import SystemClock
 from headrace_common.errors import NoReplica
+from headrace_common.lifecycle import cancel_and_wait
 from headrace_common.rpc import Call, method_ref
 from headrace_common.session import SessionClient
 from headrace_contracts.router.v1 import router_pb2 as pb
@@ -166,14 +167,16 @@ async def test_a_killed_worker_is_not_picked_from_then_on(fleet: RouterFleet) ->
 
 
 class FreezingWorker(FakeWorker):
-    """Reports until it is frozen; then its streams stay open and silent."""
+    """Reports until it is frozen; then its streams stay open and silent, until it goes on."""
 
-    is_frozen = False
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
 
     async def WatchLoad(self, request, call) -> AsyncIterator[LoadReport]:  # noqa: N802 - contract name
         async for report in super().WatchLoad(request, call):
-            if self.is_frozen:
-                await asyncio.Event().wait()
+            await self.goes_on.wait()
             yield report
 
 
@@ -183,7 +186,7 @@ async def test_a_frozen_worker_is_not_picked(fleet: RouterFleet) -> None:
     await fleet.start("w1", "w2")
     fleet.publishers["w1"].store(HASHES)
     await eventually(lambda: fleet.goes_to("w1", 40))
-    fleet.workers["w1"].worker.is_frozen = True
+    fleet.workers["w1"].worker.goes_on.clear()
 
     async def is_stale() -> bool:
         candidates = (await fleet.pick(HASHES)).candidates
@@ -196,6 +199,25 @@ async def test_a_frozen_worker_is_not_picked(fleet: RouterFleet) -> None:
     reasons = {one.replica.worker_id: one.filtered_by for one in decision.candidates}
     assert reasons == {"w1": "stale", "w2": ""}
     assert fleet.app.table.get(fleet.workers["w1"].address).is_reachable
+
+
+async def test_a_frozen_worker_is_told_as_out_of_reach_until_it_goes_on(fleet: RouterFleet) -> None:
+    """Picks leave it out: who reads the list knows whom to wait for."""
+    fleet.worker_class = FreezingWorker
+    await fleet.start("w1", "w2")
+    told: dict[str, bool] = {}
+
+    async def follow() -> None:
+        async for listed in fleet.client.stream(WATCH, pb.WatchReplicasRequest()):
+            told.update({one.replica.worker_id: one.reachable for one in listed.replicas})
+
+    following = asyncio.create_task(follow())
+    await eventually(lambda: told == {"w1": True, "w2": True})
+    fleet.workers["w2"].worker.goes_on.clear()
+    await eventually(lambda: told == {"w1": True, "w2": False})
+    fleet.workers["w2"].worker.goes_on.set()
+    await eventually(lambda: told == {"w1": True, "w2": True})
+    await cancel_and_wait(following)
 
 
 async def test_a_router_that_stood_still_takes_no_worker_for_frozen(fleet: RouterFleet) -> None:

@@ -35,16 +35,16 @@ def test_no_worker_is_counted_on_before_it_reports(fleet) -> None:
     (one,) = fleet.table.serving("m")
     for _ in range(2):
         fleet.table.lose("w1")
-        assert not one.has_reported
+        assert not one.is_heard
         described = DescribeResponse(
             replica=key.to_ref(), state=WORKER_STATE_READY, models=[ModelCard(model="m")]
         )
         fleet.table.describe("w1", described)
-        assert not one.has_reported
+        assert not one.is_heard
         assert not one.is_ready(fleet.clock.now_s())
         before = fleet.table.version
         fleet.report(key)
-        assert one.has_reported
+        assert one.is_heard
         assert one.is_ready(fleet.clock.now_s())
         assert fleet.table.version > before
 
@@ -57,6 +57,20 @@ def test_a_silent_worker_is_not_ready(fleet) -> None:
     assert one.is_ready(fleet.clock.now_s())
     fleet.clock.advance(0.01)
     assert not one.is_ready(fleet.clock.now_s())
+
+
+def test_a_silent_worker_is_told_of_until_it_reports(fleet) -> None:
+    """So that whoever reads the list knows that a pick would refuse it. Told once."""
+    key, other = fleet.add("w1"), fleet.add("w2")
+    fleet.clock.advance(MAX_REPORT_AGE_S + 0.01)
+    fleet.report(other)
+    before = fleet.table.version
+    for _ in range(2):
+        fleet.table.note_silent(fleet.clock.now_s())
+        assert [it.is_heard for it in fleet.table.all()] == [False, True]
+    assert fleet.table.version == before + 1
+    fleet.report(key)
+    assert [it.is_ready(fleet.clock.now_s()) for it in fleet.table.all()] == [True, True]
 
 
 def test_another_incarnation_is_another_replica(fleet) -> None:

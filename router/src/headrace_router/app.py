@@ -41,7 +41,7 @@ from headrace_router.watch import WorkerWatch
 
 DESCRIPTOR = router_pb2.DESCRIPTOR.services_by_name["Router"]
 # How often readiness is looked at: a frozen worker shows by time alone.
-_CHECK_S = 0.25
+_CHECK_S = 0.1
 # A router that starts refuses connections for so long at most, until it has heard of its workers:
 # gateways do without it better than with one that knows nobody.
 _FIRST_LOOK_S = 1.0
@@ -223,6 +223,7 @@ class RouterApp:
     async def _watch_readiness(self) -> None:
         while True:
             now_s = self._clock.now_s()
+            self.table.note_silent(now_s)
             everyone = self.table.all()
             num_ready = sum(replica.is_ready(now_s) for replica in everyone)
             self.metrics.replicas.labels("ready").set(num_ready)

@@ -46,6 +46,8 @@ class Replica:
     report: LoadReport = field(default_factory=LoadReport)
     # Monotonic time of the last report; None = none since it can be reached.
     reported_at_s: float | None = None
+    # No report came for too long since.
+    is_silent: bool = False
     # The key as a message. Read only.
     ref: ReplicaRef = field(init=False, repr=False)
 
@@ -61,9 +63,9 @@ class Replica:
         return self.report_age_s(now_s) <= MAX_REPORT_AGE_S
 
     @property
-    def has_reported(self) -> bool:
-        """Whether it can be reached and has told its load since: no pick before that."""
-        return self.is_reachable and self.reported_at_s is not None
+    def is_heard(self) -> bool:
+        """Whether it can be reached, has told its load since and goes on to: else no pick."""
+        return self.is_reachable and self.reported_at_s is not None and not self.is_silent
 
     def is_ready(self, now_s: float) -> bool:
         """Whether it may get requests at all."""
@@ -118,9 +120,9 @@ class ReplicaTable:
         if replica is None or replica.key != ReplicaKey.of(report.replica):
             return False
         left_loading = report.state == WORKER_STATE_READY and not replica.cards
-        is_news = report.state != replica.state or not replica.has_reported
+        is_news = report.state != replica.state or not replica.is_heard
         replica.state, replica.is_reachable = report.state, True
-        replica.report, replica.reported_at_s = report, now_s
+        replica.report, replica.reported_at_s, replica.is_silent = report, now_s, False
         if is_news:
             self._changed()
         else:
@@ -133,6 +135,13 @@ class ReplicaTable:
         if replica is not None and replica.is_reachable:
             replica.is_reachable, replica.reported_at_s = False, None
             self._changed()
+
+    def note_silent(self, now_s: float) -> None:
+        """Tell of workers that have not reported lately as out of reach, until they report."""
+        for replica in self.all():
+            if replica.is_heard and not replica.is_fresh(now_s):
+                replica.is_silent = True
+                self._changed()
 
     def remove(self, address: str) -> None:
         """Forget an address. Idempotent."""

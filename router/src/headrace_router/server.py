@@ -159,7 +159,7 @@ def _message(one: replicas.Replica) -> Replica:
         replica=one.key.to_ref(),
         address=one.address,
         state=one.state,
-        reachable=one.has_reported,
+        reachable=one.is_heard,
         models=one.cards,
         load=one.report,
         role=one.role,
