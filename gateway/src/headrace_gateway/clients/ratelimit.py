@@ -14,6 +14,7 @@ from functools import partial
 
 from google.rpc import status_pb2
 
+from headrace_common.awake import MAX_STALLS, STALL_S, awake_timeout
 from headrace_common.deadlines import Deadlines, Waits
 from headrace_common.errors import Deadline, HeadraceError, ReplicaLost
 from headrace_common.lifecycle import cancel_and_wait
@@ -29,9 +30,6 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["RateLimit"]
 _EXCHANGE = method_ref(_SERVICE, "Exchange", pb.CallBatch, pb.AnswerBatch)
 # Nobody waits for these two for long; they are repeated.
 _BACKGROUND_TIMEOUT_S = 2.0
-# A time-out noticed this late says that this process did not run: the answer may lie unread.
-_STALL_S = 0.05
-_MAX_STALLS = 3
 _FIELDS = pb.LimitCall.DESCRIPTOR.fields_by_name
 _CALL_ID = number_tag(_FIELDS["call_id"].number)
 _TRACEPARENT = bytes_tag(_FIELDS["traceparent"].number)
@@ -110,17 +108,15 @@ class RateLimitClient:
             self._opening = asyncio.create_task(self._open(), context=contextvars.Context())
             # Asking for the exception marks it as seen, also if nobody waits any more.
             self._opening.add_done_callback(lambda it: it.cancelled() or it.exception())
-        opening, loop = self._opening, asyncio.get_running_loop()
-        for _ in range(1 + _MAX_STALLS):
-            due_s = loop.time() + timeout_s
-            await asyncio.wait({opening}, timeout=timeout_s)
-            if opening.cancelled():
-                raise ReplicaLost("The connection to the rate limiter was closed.")
-            if opening.done():
-                return opening.result()
-            if loop.time() - due_s < _STALL_S:
-                break
-        raise Deadline("The rate limiter takes no connection.")
+        opening = self._opening
+        try:
+            async with awake_timeout(timeout_s):
+                await asyncio.wait({opening})
+        except TimeoutError:
+            raise Deadline("The rate limiter takes no connection.") from None
+        if opening.cancelled():
+            raise ReplicaLost("The connection to the rate limiter was closed.")
+        return opening.result()
 
     async def _open(self) -> _Stream:
         try:
@@ -159,9 +155,7 @@ class _Stream:
         if not self._ready:
             self._loop.call_soon(self._flush)
         self._ready.append(_CALLS + with_length(call))
-        late = partial(
-            self._on_late, call_id, self._loop.time() + timeout_s, timeout_s, _MAX_STALLS
-        )
+        late = partial(self._on_late, call_id, self._loop.time() + timeout_s, timeout_s, MAX_STALLS)
         self._waiting[call_id] = answer, late, self._deadlines.add(timeout_s, late)
         return answer
 
@@ -175,7 +169,7 @@ class _Stream:
     def _on_late(self, call_id: int, due_s: float, timeout_s: float, stalls: int) -> None:
         now_s = self._loop.time()
         answer = self._waiting[call_id][0]
-        if now_s - due_s >= _STALL_S and stalls and not answer.done():
+        if now_s - due_s >= STALL_S and stalls and not answer.done():
             again = partial(self._on_late, call_id, now_s + timeout_s, timeout_s, stalls - 1)
             self._waiting[call_id] = answer, again, self._deadlines.add(timeout_s, again)
             return
