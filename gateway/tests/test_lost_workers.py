@@ -214,6 +214,26 @@ async def test_stream_waits_for_a_replacement(fleet: GatewayFleet) -> None:
     assert streamed_text(await asked) == "never lost"
 
 
+@pytest.mark.parametrize("num_tokens", [0, 4])
+@pytest.mark.parametrize("is_noticed", [True, False])
+async def test_the_only_worker_is_asked_again_when_it_works_again(
+    fleet: GatewayFleet, num_tokens: int, is_noticed: bool
+) -> None:
+    """It was frozen: who was lost there finds none but it, whether or not the router noticed."""
+    fleet.worker.script = saying("frozen for a while")
+    fleet.worker.switches.die_after_tokens = num_tokens
+    asked = asyncio.create_task(ask(fleet, stream=True))
+    await eventually(lambda: len(fleet.router.picks) >= 2)
+    fleet.worker.switches.die_after_tokens = None
+    if is_noticed:
+        fleet.router.set_reachable("w0", False)
+        await asyncio.sleep(0.5)
+        assert not asked.done()
+        fleet.router.set_reachable("w0", True)
+    assert streamed_text(await asked) == "frozen for a while"
+    await fleet.settled()
+
+
 async def test_failure_after_the_first_token_is_an_error_event(fleet_parts: GatewayFleet) -> None:
     """Status 200 is out: the error comes as an event, then [DONE]; what was made is billed."""
     fleet_parts.settings = {"max_attempts": 1}

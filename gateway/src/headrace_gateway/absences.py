@@ -45,6 +45,10 @@ class Absences:
         change, self._change = self._change, asyncio.Event()
         change.set()
 
+    def is_served(self, model: str) -> bool:
+        """Whether a replica of it is listed as usable."""
+        return model in self._served
+
     async def until_back(self, model: str, within_s: float) -> bool:
         """Wait for a replica of a model that the router has none of.
 

@@ -51,6 +51,8 @@ EmbedCall = SessionCall[pb.EmbedRequest, pb.EmbedResponse]
 # A stream that lost its last replica waits so long for another to come up.
 _REPLACEMENT_WAIT_S = 8.0
 _REPLACEMENT_POLL_S = 0.25
+# What failed a job is tried again if so much later nothing else is there: it may have been frozen.
+_SECOND_CHANCE_S = 1.0
 
 
 class Picker(Protocol):
@@ -233,12 +235,18 @@ class Generator:
 
     async def _may_return(self, job: Job, left_s: float) -> bool:
         """Wait until it is worth while to pick again; False = it is not."""
-        if not job.has_tokens:
-            absences = self.directory.absences
-            return not job.has_spare and await absences.until_back(job.pick.model, left_s)
-        if left_s > 0:
+        if left_s <= 0 or (job.has_spare and not job.has_tokens):
+            return False
+        absences, model = self.directory.absences, job.pick.model
+        if job.pick.excluded and absences.is_served(model):
+            await asyncio.sleep(_SECOND_CHANCE_S)
+            if absences.is_served(model):
+                del job.pick.excluded[:]
+            return True
+        if job.has_tokens:
             await asyncio.sleep(_REPLACEMENT_POLL_S)
-        return left_s > 0
+            return True
+        return await absences.until_back(model, left_s)
 
     async def _pick(self, job: Job, deadline_s: float) -> Attempt:
         started_s = self.clock.now_s()
