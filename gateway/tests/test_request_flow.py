@@ -14,6 +14,7 @@ from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
 from headrace_contracts.worker.v1.worker_pb2 import ModelCard
 from headrace_gateway.admission import Admission
+from headrace_gateway.closings import Closings
 from headrace_gateway.intake import EncodedPrompt
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.model_directory import ServedCard
@@ -114,6 +115,7 @@ def flow_over(limiter: Limiter) -> tuple[RequestFlow, Admission]:
         clock=clock,
         metrics=metrics,
         limits=FlowLimits(),
+        closings=Closings(metrics),
     )
     return flow, admission
 
@@ -134,7 +136,7 @@ async def test_what_is_admitted_is_given_back_wherever_the_client_leaves() -> No
         serving.cancel()
         with contextlib.suppress(asyncio.CancelledError, ConnectionAbortedError):
             await serving
-        await flow.drain()
+        await flow.closings.drain()
         await admission.close()
         assert limiter.live == set(), f"left after {num_turns} turns"
         if was_over:

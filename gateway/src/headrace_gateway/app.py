@@ -30,6 +30,7 @@ from headrace_gateway.clients.guard import GuardClient
 from headrace_gateway.clients.ratelimit import RateLimitClient
 from headrace_gateway.clients.router import RouterClient
 from headrace_gateway.clients.worker import WorkerSessions
+from headrace_gateway.closings import Closings
 from headrace_gateway.cross_origin import CrossOrigin
 from headrace_gateway.embeddings import EmbeddingsDialect
 from headrace_gateway.generation import Generator
@@ -253,6 +254,7 @@ class Gateway:
                     Goal(settings.ttft_slo_flex_ms),
                 ),
             ),
+            closings=Closings(self.metrics),
             stories=self.stories,
         )
 
@@ -328,7 +330,7 @@ class Gateway:
 
     async def _close(self) -> None:
         await self._idempotency.close(_LAST_WORDS_S)
-        await self._flow.drain()
+        await self._flow.closings.drain()
         await cancel_and_wait(*self._tasks)
         await self._sent_reports.flush(_REPORTS_FLUSH_S)
         await self._usage_log.close()

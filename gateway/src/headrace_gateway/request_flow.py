@@ -43,6 +43,7 @@ from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway.admission import Admission, Lease
 from headrace_gateway.answer import Answer, Sink, VectorSink, total_usage
 from headrace_gateway.auth import check_scope
+from headrace_gateway.closings import Closings, wait_at_most
 from headrace_gateway.constraints import for_client
 from headrace_gateway.embeddings import embed_request
 from headrace_gateway.generation import Generator
@@ -117,10 +118,9 @@ class RequestFlow:
     clock: Clock
     metrics: GatewayMetrics
     limits: FlowLimits
+    closings: Closings
     output_estimates: OutputEstimates = field(default_factory=OutputEstimates)
     stories: Stories | None = None
-    # Any: their results matter to nobody.
-    _closings: set[asyncio.Future[Any]] = field(default_factory=set)
 
     async def serve(self, visit: Visit) -> None:
         """Answer one request. Cancelling it closes the request as left by the client.
@@ -144,11 +144,6 @@ class RequestFlow:
             self._give_back(admitted, Amounts(requests=1))
             raise
         await self._serve_admitted(visit, admitted)
-
-    async def drain(self) -> None:
-        """Wait until everything that ended is closed."""
-        while self._closings:
-            await asyncio.wait(self._closings)
 
     # --- before the work -------------------------------------------------------------------
 
@@ -181,7 +176,7 @@ class RequestFlow:
                     verdict.cancel()
         except BaseException:
             if lease is not None:
-                self._later(lease.settle_soon(Amounts(requests=1)))
+                self.closings.keep(lease.settle_soon(Amounts(requests=1)))
             raise
         return _Admitted(model, prompts, lease, account, reserve.cost_nano_usd)
 
@@ -434,11 +429,11 @@ class RequestFlow:
         self.sent_reports.tell(visit)
         if self.stories is not None:
             self.stories.add(visit, event)
-        ended = self._ended(visit.request_id, self.usage_log.closed(event))
+        ended = self.closings.until_recorded(visit.request_id, self.usage_log.closed(event))
         self._note_usage(visit, event)
         await ended
         if settling is not None and not settling.done():
-            await _wait_for(settling, _SETTLE_WAIT_S)
+            await wait_at_most(settling, _SETTLE_WAIT_S)
 
     def _closed_event(
         self, visit: Visit, admitted: _Admitted, ending: usage_pb2.Ending.ValueType
@@ -475,33 +470,10 @@ class RequestFlow:
         if is_stream and num_tokens > 1 and len(visit.jobs) * visit.request.n == 1:
             self.metrics.tpot_s.labels(endpoint).observe((duration_s - ttft_s) / (num_tokens - 1))
 
-    def _ended(self, request_id: str, recorded: asyncio.Future[None]) -> asyncio.Future[None]:
-        """Return what can be awaited, and cancelled, without cancelling the record."""
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._closings.add(recorded)
-
-        def note(_: object) -> None:
-            self._closings.discard(recorded)
-            if not recorded.cancelled() and (error := recorded.exception()) is not None:
-                # Kept in memory and written once the disk takes it; the answer is complete.
-                self.metrics.degraded.labels("outbox").inc()
-                _log.warning("%s is closed, not yet on disk: %s", request_id, error)
-            if not ended.done():
-                ended.set_result(None)
-
-        recorded.add_done_callback(note)
-        return ended
-
     def _give_back(self, admitted: _Admitted, actual: Amounts) -> asyncio.Future[Any] | None:
         """Begin to settle the lease, once; None = it was settled before."""
         lease, admitted.lease = admitted.lease, None
-        return None if lease is None else self._later(lease.settle_soon(actual))
-
-    def _later(self, work: asyncio.Future[Any]) -> asyncio.Future[Any]:
-        """Keep work that no cancellation of the request may reach."""
-        self._closings.add(work)
-        work.add_done_callback(self._closings.discard)
-        return work
+        return None if lease is None else self.closings.keep(lease.settle_soon(actual))
 
     def note_stage(self, visit: Visit, name: str, elapsed_s: float) -> None:
         """Note how long a stage took."""
@@ -540,23 +512,6 @@ def _spent(event: usage_pb2.UsageEvent, principal: Principal) -> Amounts:
         output_tokens=usage.output_tokens,
         cost_nano_usd=event.amount_nano_usd,
     )
-
-
-async def _wait_for(work: asyncio.Future[Any], longest_s: float) -> None:
-    """Wait for what goes on if the waiter is cancelled, not too long. Cheaper than `wait`."""
-    loop = asyncio.get_running_loop()
-    waiter: asyncio.Future[None] = loop.create_future()
-
-    def wake(_: object = None) -> None:
-        if not waiter.done():
-            waiter.set_result(None)
-
-    timer = loop.call_later(longest_s, wake)
-    work.add_done_callback(wake)
-    try:
-        await waiter
-    finally:
-        timer.cancel()
 
 
 def _start_bound(visit: Visit) -> asyncio.Timeout | None:
