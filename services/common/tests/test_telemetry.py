@@ -43,6 +43,35 @@ def test_spans_of_one_trace_are_written_as_json_lines(tmp_path) -> None:
     assert bad["trace_id"] != outer["trace_id"]
 
 
+CLOSED_ELSEWHERE = """
+import asyncio
+from pathlib import Path
+from headrace_common.telemetry import Telemetry, TelemetrySettings, current_traceparent, span
+telemetry = Telemetry("pump", TelemetrySettings.load(trace_dir=Path({dir!r}), sample_ratio=1.0))
+async def rows():
+    with span("rows"):
+        yield 1
+async def main():
+    open_rows = rows()
+    await asyncio.create_task(anext(open_rows))
+    with span("closing"):
+        before = current_traceparent()
+        await open_rows.aclose()
+        assert current_traceparent() == before
+asyncio.run(main())
+telemetry.shutdown()
+"""
+
+
+def test_a_generator_that_another_task_closes_ends_its_span_without_an_error(tmp_path) -> None:
+    """Its context is not there any more; the closing task's stays as it is."""
+    program = [sys.executable, "-c", CLOSED_ELSEWHERE.format(dir=str(tmp_path))]
+    ended = subprocess.run(program, check=True, capture_output=True, text=True)
+    assert ended.stderr == ""
+    rows = [json.loads(line) for line in (tmp_path / "pump.jsonl").read_text().splitlines()]
+    assert [(row["name"], row["error"]) for row in rows] == [("rows", ""), ("closing", "")]
+
+
 UNRECORDED = """
 from opentelemetry import trace
 from pathlib import Path

@@ -20,7 +20,7 @@ from pathlib import Path
 from random import getrandbits
 from typing import ClassVar
 
-from opentelemetry import propagate, trace
+from opentelemetry import context, propagate, trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -101,11 +101,11 @@ class JsonLinesExporter(SpanExporter):
         self._file = fresh
 
     def _row(self, span: ReadableSpan) -> dict[str, object]:
-        context = span.get_span_context()
+        place = span.get_span_context()
         start, end = span.start_time or 0, span.end_time or 0
         return {
-            "trace_id": f"{context.trace_id:032x}" if context else "",
-            "span_id": f"{context.span_id:016x}" if context else "",
+            "trace_id": f"{place.trace_id:032x}" if place else "",
+            "span_id": f"{place.span_id:016x}" if place else "",
             "parent_id": f"{span.parent.span_id:016x}" if span.parent else "",
             "service": self._service,
             "name": span.name,
@@ -234,12 +234,20 @@ def _recorded(
 ) -> Iterator[Span]:
     parent = propagate.extract({"traceparent": traceparent}) if traceparent else None
     token = _TRACE.set("")
+    it = _TRACER.start_span(name, context=parent, kind=kind, attributes=attributes)
+    shown = trace.set_span_in_context(it)
+    attached = context.attach(shown)
     try:
-        with _TRACER.start_as_current_span(
-            name, context=parent, kind=kind, attributes=attributes
-        ) as it:
-            yield it
+        yield it
+    except Exception as error:
+        it.record_exception(error)
+        it.set_status(StatusCode.ERROR, f"{type(error).__name__}: {error}")
+        raise
     finally:
+        it.end()
+        # As for `_leave`; the library would log an error with a traceback.
+        if context.get_current() is shown:
+            context.detach(attached)
         _leave(token)
 
 
