@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from headrace_common.settings import split_address
+from headrace_common.settings import address_family, split_address
 from headrace_common.succession import inherited_listener
 
 # What the kernel may keep unsent per connection. Left to itself it grows to megabytes, and a client
@@ -34,14 +34,13 @@ def _adopted(descriptor: int) -> socket.socket:
 
 def _bound(address: str, shares_port: bool) -> socket.socket:
     host, port = split_address(address)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound = socket.socket(address_family(host), socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         if shares_port:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        bound.bind((host.strip("[]"), port))
+        bound.bind((host, port))
         bound.setblocking(False)
     except OSError as error:
         bound.close()

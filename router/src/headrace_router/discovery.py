@@ -10,7 +10,7 @@ from functools import partial
 
 from headrace_common.clock import Clock
 from headrace_common.lifecycle import cancel_and_wait, supervise
-from headrace_common.settings import split_address
+from headrace_common.settings import join_address, split_address
 from headrace_router.replicas import ReplicaTable
 from headrace_router.settings import DNS_PREFIX
 
@@ -142,8 +142,4 @@ async def resolve_host(host: str, port: int) -> set[str]:
     """
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return {_text(family, str(address[0]), port) for family, _, _, _, address in found}
-
-
-def _text(family: int, host: str, port: int) -> str:
-    return f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
+    return {join_address(str(address[0]), port) for *_, address in found}

@@ -10,6 +10,7 @@ from headrace_common.settings import (
     ServiceSettings,
     SettingsError,
     config,
+    join_address,
     split_address,
 )
 
@@ -87,3 +88,28 @@ def test_a_port_that_cannot_be_is_refused_at_the_start(monkeypatch: pytest.Monke
 def test_an_address_needs_host_and_port(bad: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         split_address(bad)
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [
+        ("127.0.0.1:80", ("127.0.0.1", 80)),
+        ("worker.svc:80", ("worker.svc", 80)),
+        ("[::]:80", ("::", 80)),
+    ],
+)
+def test_addresses_are_split_and_joined(
+    address: str, parts: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """IPv6 has brackets in an address, and none as a host."""
+    assert split_address(address) == parts
+    assert join_address(*parts) == address
+    monkeypatch.setenv("HEADRACE_PUMP_DRAIN", address)
+    assert PumpSettings.load().drain == address
+
+
+def test_ipv6_without_brackets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody can say where its port begins."""
+    monkeypatch.setenv("HEADRACE_PUMP_DRAIN", "::1:80")
+    with pytest.raises(SettingsError, match="HEADRACE_PUMP_DRAIN"):
+        PumpSettings.load()

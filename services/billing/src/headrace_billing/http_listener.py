@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from headrace_common.settings import split_address
+from headrace_common.settings import address_family, split_address
 
 _BACKLOG = 128
 # From the connection's start, or from the last answer, until the next request's head is complete.
@@ -79,7 +79,9 @@ class HttpListener:
 
     def __init__(self, app: FastAPI, address: str) -> None:
         host, port = split_address(address)
-        self._socket = socket.create_server((host, port), backlog=_BACKLOG)
+        self._socket = socket.create_server(
+            (host, port), family=address_family(host), backlog=_BACKLOG
+        )
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,

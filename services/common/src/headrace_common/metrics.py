@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from headrace_common.loop_metrics import LoopCounter, LoopHistogram
+from headrace_common.settings import address_family
 
 # Seconds. TTFT and similar: from a cache hit on a GPU to a long prompt on a CPU.
 LATENCY_BUCKETS_S = (
@@ -149,6 +150,7 @@ class _QuietServer(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         # Monotonic time of each connection's begin.
         self._begun_s: dict[socket.socket, float] = {}
+        self.address_family = address_family(address[0])
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:  # Any: as in the base

@@ -52,9 +52,7 @@ class RpcFront:
             OSError: the address cannot be bound.
         """
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            lambda: _Sniffer(self), host.strip("[]"), port, backlog=_BACKLOG
-        )
+        server = await loop.create_server(lambda: _Sniffer(self), host, port, backlog=_BACKLOG)
         return self._listens(server)
 
     async def listen_on(self, listener: socket.socket) -> int:

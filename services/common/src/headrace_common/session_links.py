@@ -101,7 +101,7 @@ class TcpLink:
         host, port = split_address(self._address)
         loop = asyncio.get_running_loop()
         try:
-            await loop.create_connection(lambda: self._socket, host.strip("[]"), port)
+            await loop.create_connection(lambda: self._socket, host, port)
             await asyncio.wait({self._socket.greeted})
             if self._socket.greeted.cancelled():
                 raise ConnectionAbortedError("The peer ended the connection without a word.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import socket
 import sys
 from typing import Annotated, Any, ClassVar, Self
 
@@ -90,9 +91,10 @@ def _checked(address: str) -> str:
     return address
 
 
-# host:port; the second may be empty.
-Address = Annotated[str, Field(pattern=r"^[^\s:]+:\d{1,5}$"), AfterValidator(_checked)]
-OptionalAddress = Annotated[str, Field(pattern=r"^([^\s:]+:\d{1,5})?$"), AfterValidator(_checked)]
+# host:port, or [IPv6]:port; the second may be empty.
+_ADDRESS = r"(\[[0-9A-Fa-f:.]+\]|[^\s:]+):\d{1,5}"
+Address = Annotated[str, Field(pattern=f"^{_ADDRESS}$"), AfterValidator(_checked)]
+OptionalAddress = Annotated[str, Field(pattern=f"^({_ADDRESS})?$"), AfterValidator(_checked)]
 # Of topics that a service makes.
 TopicReplicas = Annotated[
     int,
@@ -137,7 +139,7 @@ class HandOverSettings(RpcServiceSettings):
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split ``host:port``.
+    """Split ``host:port``, or ``[IPv6]:port``; the host comes without brackets.
 
     Raises:
         ValueError: no port, or none that exists.
@@ -147,4 +149,14 @@ def split_address(address: str) -> tuple[str, int]:
         raise ValueError(f"{address!r} is not host:port")
     if not 0 <= int(port) <= _MAX_PORT:
         raise ValueError(f"{address!r}: ports end at {_MAX_PORT}")
-    return host, int(port)
+    return host.strip("[]"), int(port)
+
+
+def address_family(host: str) -> socket.AddressFamily:
+    """Return the family of a socket that is to be bound to a host. A name's is IPv4."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def join_address(host: str, port: int) -> str:
+    """Return ``host:port``, or ``[IPv6]:port``."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace_common.lifecycle import cancel_and_wait
-from headrace_common.settings import SettingsError
+from headrace_common.settings import SettingsError, join_address
 from headrace_launcher import model_fetch, model_prepare, programs
 from headrace_launcher.billing_client import open_billing
 from headrace_launcher.child_state import ChildState, RestartPolicy
@@ -58,7 +58,7 @@ class Fleet:
             state=FleetState.STARTING,
             pid=pid,
             pid_created_s=created_s,
-            base_url=f"http://{settings.host}:{settings.port}",
+            base_url=f"http://{join_address(settings.host, settings.port)}",
             model=settings.model_name,
             state_dir=str(state_dir.path),
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from headrace_common.settings import join_address
 from headrace_launcher.fleet_view import Role
 from headrace_launcher.upstream_file import Upstream
 
@@ -139,7 +140,7 @@ class _Planner:
         self._metrics = {name: next(inner) for name in (*_SERVICES, *self._gateways)}
         self._admin = next(inner)
         for n, name in enumerate(self._gateways):
-            self._address[name] = f"{options.host}:{options.port + n}"
+            self._address[name] = join_address(options.host, options.port + n)
         self._redis_url = options.redis_url or f"redis://{self._valkey}/0"
         self._bootstrap = options.kafka_bootstrap or self._kafka
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import psutil
 
-from headrace_common.settings import split_address
+from headrace_common.settings import address_family, split_address
 
 # Below the range for outgoing connections: a port stays free while its service restarts.
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
@@ -42,28 +42,31 @@ def bound_socket(address: str) -> socket.socket:
     Raises:
         OSError: it cannot be bound; names the address.
     """
-    host, port = split_address(address)
-    server = socket.socket()
     try:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind((host, port))
+        return _bound(*split_address(address))
     except OSError as error:
-        server.close()
         raise OSError(error.errno, f"cannot listen on {address}: {error.strerror}") from error
-    return server
 
 
 def bind_error(host: str, port: int) -> OSError | None:
     """Try to bind; return what stands against it, or None."""
     try:
-        address = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4]
-        with socket.socket() as server:
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            server.bind(address)
+        with _bound(host, port) as server:
             server.listen(1)
     except OSError as error:
         return error
     return None
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    server = socket.socket(address_family(host))
+    try:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((host, port))
+    except OSError:
+        server.close()
+        raise
+    return server
 
 
 def holder_of(port: int) -> str:

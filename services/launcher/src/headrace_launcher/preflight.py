@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from headrace_common.settings import join_address
 from headrace_launcher.ports import bind_error, holder_of
 from headrace_launcher.state_dir import StateDir
 
@@ -92,7 +93,7 @@ def check_port(endpoint: Endpoint) -> None:
     error = bind_error(endpoint.host, endpoint.port)
     if error is None:
         return
-    where = f"{endpoint.host}:{endpoint.port}"
+    where = join_address(endpoint.host, endpoint.port)
     if error.errno == errno.EADDRINUSE:
         holder = holder_of(endpoint.port)
         by = f" by {holder}" if holder else ""

@@ -29,7 +29,9 @@ class LauncherSettings(ServiceSettings):
         description="Models. Default ${XDG_CACHE_HOME:-~/.cache}/headrace.",
     )
     host: str = Field(
-        "127.0.0.1", pattern=r"^[^\s:]+$", description="Address of the public API; a name or IPv4."
+        "127.0.0.1",
+        pattern=r"^([^\s:\[\]]+|[0-9A-Fa-f:.]+)$",
+        description="Address of the public API: a name, IPv4, or IPv6 (`::` = all).",
     )
     port: int = Field(8080, ge=1, le=_MAX_PORT, description="Port of the public API.")
     workers: int = Field(2, ge=1, le=64, description="Number of engine workers.")

@@ -16,7 +16,7 @@ from headrace_common.metrics import ObservabilityServer, RpcMetrics, new_registr
 from headrace_common.proto_wire import Encoded
 from headrace_common.rpc import Call
 from headrace_common.rpc_server import RpcServer
-from headrace_common.settings import split_address
+from headrace_common.settings import join_address, split_address
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 from headrace_ratelimit.admitter import Admitter
 from headrace_ratelimit.batcher import Batcher, answered
@@ -107,7 +107,7 @@ class RateLimitServer:
     @property
     def address(self) -> str:
         """Where it listens."""
-        return f"{split_address(self._settings.listen)[0]}:{self._rpc.port}"
+        return join_address(split_address(self._settings.listen)[0], self._rpc.port)
 
     async def start(self) -> None:
         """Listen. Ready at once, with or without Redis: every answer is bounded in time."""
