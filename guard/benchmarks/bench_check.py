@@ -62,6 +62,8 @@ _HOSTILE: dict[str, Callable[[int], str]] = {
     "base64 reversed": lambda n: ("=DUQ" * n)[:n],
     "escapes": lambda n: ("\\u0061" * n)[:n],
     "escaped words": lambda n: ("\\u0061b " * n)[:n],
+    "escaped addresses": lambda n: ("\\ta@b.co" * n)[:n],
+    "backslashes": lambda n: "\\" * n,
     "markup": lambda n: ("can**a**ry " * n)[:n],
     "tags": lambda n: ("can<b>ary " * n)[:n],
     "lone letters": lambda n: ("a " * n)[:n],

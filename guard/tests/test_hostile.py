@@ -24,6 +24,9 @@ SHAPES: dict[str, Callable[[int], str]] = {
     "invisible": lambda n: "\u200b" * n,
     "accents": lambda n: "a" + "\u0301" * n,
     "tags": lambda n: "\U000e0061" * n,
+    "escapes": lambda n: ("\\u0061" * n)[:n],
+    "escapes begun": lambda n: ("\\ud835\\u00" * n)[:n],
+    "backslashes": lambda n: "\\" * n,
     "spaces": lambda n: " \t" * (n // 2),
 }
 

@@ -81,6 +81,17 @@ _PIECES = st.sampled_from(
         # Parts of "see the canary", "canary bird" and a mail address in base64, hex, percent signs.
         *("c2VlIHRoZSBjYW5hcnk=", "c2VlIHRoZSBj", "YW5hcnk", "YW5h", "\nYW5hcnkgYmlyZCA=", "=="),
         *("63616e617279", "63 61 6e", " 61 72 79", "0x63", ",0x61", "\\x6e", "%63%61", "%6eary"),
+        # Escapes, whole and in parts.
+        *("\\u0063anary", "\\n", "\\t", "\\", "\\\\", "\\u00", "6", "1", "\\u0061", "\\x61", '\\"'),
+        *(
+            "\\u0020",
+            "\\ud835",
+            "\\udc1a",
+            "\\u0040",
+            "\\u0430",
+            "\\n4111111111111111",
+            "\\ta@b.co",
+        ),
         *("am8uZG9lQG1haWwuZXhhbXBsZS5vcmc=", "\u202eyranac", "\u202c"),
     ]
 )

@@ -46,6 +46,7 @@ class Mode(Enum):
 # Last visible character before a text, one per `Mode` in order; "" = nothing comes before.
 Lefts = tuple[str, str, str, str, str]
 NO_LEFTS: Lefts = ("", "", "", "", "")
+BEFORE_CHARS = 32
 
 # Control characters; the faster engine sees every text of every request.
 _CONTROL = re2.compile(rb"[^\t\n\r -~]")
@@ -309,10 +310,13 @@ class Window:
         text: original text.
         lefts: what came before it.
         is_final: nothing follows: the end of the text is a word border.
+        before: the last `BEFORE_CHARS` of what came before it.
     """
 
-    def __init__(self, text: str, lefts: Lefts = NO_LEFTS, is_final: bool = True) -> None:
-        self.text, self.lefts, self.is_final = text, lefts, is_final
+    def __init__(
+        self, text: str, lefts: Lefts = NO_LEFTS, is_final: bool = True, before: str = ""
+    ) -> None:
+        self.text, self.lefts, self.is_final, self.before = text, lefts, is_final, before
         self._views: dict[bool, list[View]] = {}
         # What classifiers worked out about the window and need again, by a name of theirs.
         self.notes: dict[str, object] = {}

@@ -14,6 +14,7 @@ from headrace_guard.classifiers.encoded import Encoded
 from headrace_guard.classifiers.rule import Rule, RuleSet
 from headrace_guard.classifiers.text_model import CATEGORIES as MODEL_CATEGORIES
 from headrace_guard.classifiers.text_model import Asked
+from headrace_guard.classifiers.unescaped import Unescaped
 from headrace_guard.policy import DEFAULT_POLICY, Direction, Policy
 from headrace_guard.verdict import Action, Finding
 
@@ -95,7 +96,7 @@ class Planner:
         if not key_terms or action is Action.OFF:
             return plan
         blocklist = self._blocklists.get(key_terms)
-        looking = _also_encoded(plan.direction, (blocklist,))
+        looking = _in_every_reading(plan.direction, (blocklist,))
         if _holds(action):
             return replace(plan, holding=(*looking, *plan.holding), terms_id=blocklist.terms_id)
         return replace(plan, watching=(*looking, *plan.watching), terms_id=blocklist.terms_id)
@@ -125,19 +126,21 @@ def _own_plan(policy: Policy, direction: Direction) -> Plan:
     return Plan(
         policy,
         direction,
-        _also_encoded(direction, tuple(holding)),
-        _also_encoded(direction, tuple(watching)),
+        _in_every_reading(direction, tuple(holding)),
+        _in_every_reading(direction, tuple(watching)),
         _asked(policy, direction),
     )
 
 
-def _also_encoded(
+def _in_every_reading(
     direction: Direction, classifiers: tuple[Classifier, ...]
 ) -> tuple[Classifier, ...]:
-    # Input is decoded before it is judged, see `headrace_guard.input_check`.
-    if direction is Direction.INPUT or not classifiers:
-        return classifiers
-    return (*classifiers, Encoded(classifiers))
+    if not classifiers:
+        return ()
+    if direction is Direction.OUTPUT:
+        # Input is decoded before it is judged, see `headrace_guard.input_check`.
+        classifiers = (*classifiers, Encoded(classifiers))
+    return (Unescaped(classifiers),)
 
 
 @lru_cache(maxsize=64)

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from headrace_guard.classifiers.base import Classifier, Match
-from headrace_guard.classifiers.encoded import Encoded
-from headrace_guard.normalise import NO_LEFTS, Lefts, Window, next_lefts
+from headrace_guard.classifiers.unescaped import Unescaped
+from headrace_guard.normalise import BEFORE_CHARS, NO_LEFTS, Lefts, Window, next_lefts
 
 GRID_CHARS = 256
 # Undecided text with more than these invisible characters is not text but an attack on this module:
@@ -55,9 +55,10 @@ class StreamScanner:
 
     def __init__(self, classifiers: Sequence[Classifier], max_held_chars: int) -> None:
         self._classifiers = classifiers
-        self._encoded = [one for one in classifiers if isinstance(one, Encoded)]
+        self._cutting = [one for one in classifiers if isinstance(one, Unescaped)]
         self._max_held_chars = max_held_chars
         self._lefts: Lefts = NO_LEFTS
+        self._before = ""
         self._window = ""
         # Position of the window in the whole text.
         self._start = 0
@@ -81,22 +82,22 @@ class StreamScanner:
         self._window += text
         if not self._classifiers:
             return self._settle(len(self._window), [])
-        window = Window(self._window, self._lefts, is_final=False)
+        window = self._window_now(is_final=False)
         matches = self._find(window)
         live = min(classifier.live_from(window) for classifier in self._classifiers)
         # An encoded text is judged as a whole, so it leaves the window as a whole.
-        whole = [span for one in self._encoded for span in one.spans(window)]
+        whole = [span for one in self._cutting for span in one.spans(window)]
         settled = self._settle(_without_cuts(live, matches + whole), matches)
         return replace(settled, is_stuck=True) if self._is_stuck() else settled
 
     def finish(self) -> Settled:
         """Settle the rest: no text follows."""
-        window = Window(self._window, self._lefts, is_final=True)
+        window = self._window_now(is_final=True)
         return self._settle(len(self._window), self._find(window))
 
     def give_up(self) -> Settled:
         """Settle the undecided text as it stands, with the matches that are in it."""
-        window = Window(self._window, self._lefts, is_final=False)
+        window = self._window_now(is_final=False)
         return self._settle(len(self._window), self._find(window))
 
     def skip(self, text: str) -> Settled:
@@ -107,11 +108,14 @@ class StreamScanner:
     def _is_stuck(self) -> bool:
         if self.num_scanned_chars % GRID_CHARS or len(self._window) < MAX_HIDDEN_CHARS:
             return False
-        window = Window(self._window, self._lefts, is_final=False)
+        window = self._window_now(is_final=False)
         return (
             len(self._window) >= self._max_held_chars
             or window.num_hidden_chars() >= MAX_HIDDEN_CHARS
         )
+
+    def _window_now(self, is_final: bool) -> Window:
+        return Window(self._window, self._lefts, is_final, self._before)
 
     def _find(self, window: Window) -> list[Match]:
         found = [match for one in self._classifiers for match in one.find(window)]
@@ -124,6 +128,7 @@ class StreamScanner:
         self._start += end
         if self._classifiers:
             self._lefts = next_lefts(self._lefts, text)
+            self._before = (self._before + text[-BEFORE_CHARS:])[-BEFORE_CHARS:]
         placed = [
             replace(
                 match,
