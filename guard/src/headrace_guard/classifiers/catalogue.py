@@ -29,4 +29,4 @@ RULES: tuple[Rule, ...] = (
 )
 CATEGORIES: frozenset[str] = frozenset({blocklist.CATEGORY, *(rule.category for rule in RULES)})
 # Part of every policy version: changes with the detectors.
-DETECTORS_VERSION = "rules/3"
+DETECTORS_VERSION = "rules/4"
