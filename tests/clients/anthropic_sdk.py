@@ -1,8 +1,9 @@
-"""anthropic: messages, streams, tools, counting, errors."""
+"""anthropic: messages, streams, tools, counting, batches, errors."""
 
 from __future__ import annotations
 
 import os
+import time
 
 import anthropic
 
@@ -47,10 +48,27 @@ assert client.models.retrieve(MODEL).display_name == MODEL
 beta = client.beta.messages.create(model=MODEL, messages=HELLO, max_tokens=4)
 assert beta.content[0].type == "text"
 
+asked = {"model": MODEL, "messages": HELLO, "max_tokens": 8}
+batch = client.messages.batches.create(
+    requests=[
+        {"custom_id": "good", "params": asked},
+        {"custom_id": "wrong", "params": {**asked, "model": "nobody"}},
+    ]
+)
+while batch.processing_status != "ended":
+    time.sleep(0.5)
+    batch = client.messages.batches.retrieve(batch.id)
+results = {it.custom_id: it.result for it in client.messages.batches.results(batch.id)}
+assert results["good"].message.content[0].text
+assert results["wrong"].error.error.type == "not_found_error", results
+assert (batch.request_counts.succeeded, batch.request_counts.errored) == (1, 1)
+assert batch.id in [it.id for it in client.messages.batches.list(limit=1)]
+assert client.messages.batches.delete(batch.id).id == batch.id
+
 try:
     client.messages.create(model="nobody", messages=HELLO, max_tokens=8)
 except anthropic.NotFoundError as error:
     assert error.body["error"]["type"] == "not_found_error", error.body
-    print("7 checks")
+    print("8 checks")
 else:
     raise AssertionError("an unknown model was taken")

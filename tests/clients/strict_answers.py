@@ -138,6 +138,20 @@ for case in ({}, tool, {"stop_sequences": ["o"]}, {"system": "Be brief."}, form)
         if it["type"] != "ping":
             check(f"{path} {sorted(case)} {it['type']}", theirs.RawMessageStreamEvent, it)
 post(f"{path}/count_tokens", theirs.MessageTokensCount, model=MODEL, messages=SAY)
+wrong = {"custom_id": "b", "params": asked | {"model": "nobody"}}
+requests = [{"custom_id": "a", "params": asked}, wrong]
+made = sent(f"{path}/batches", {"requests": requests}).json()
+while made["results_url"] is None:
+    check("begun batch", theirs.messages.MessageBatch, made)
+    time.sleep(0.5)
+    made = http.get(f"{path}/batches/{made['id']}").json()
+check("ended batch", theirs.messages.MessageBatch, made)
+for result in http.get(made["results_url"]).text.splitlines():
+    result = json.loads(result)
+    kind = f"result {result['result']['type']}"
+    check(kind, theirs.messages.MessageBatchIndividualResponse, result)
+deleted = http.delete(f"{path}/batches/{made['id']}").json()
+check("deleted batch", theirs.messages.DeletedMessageBatch, deleted)
 
 assert not faults, "\n".join(faults)
 print(f"{len(kinds)} kinds of answers and events")

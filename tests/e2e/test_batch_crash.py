@@ -44,6 +44,38 @@ def _batch(fleet: Fleet, key: ApiKey, batch_id: str) -> Any:
     return httpx.get(f"{fleet.base_url}/v1/batches/{batch_id}", headers=key.headers).json()
 
 
+def test_messages_cut_by_a_crash_are_answered_and_paid_once(fleet: Fleet) -> None:
+    """The same of a batch of messages: its requests stand in no file."""
+    key = fleet.create_key("message-batch-crash")
+    url = f"{fleet.base_url}/v1/messages/batches"
+    requests = [
+        {
+            "custom_id": f"r{idx}",
+            "params": body(fleet, f"Write about {idx}.", max_tokens=96),
+        }
+        for idx in range(NUM_LINES)
+    ]
+    batch = httpx.post(url, json={"requests": requests}, headers=key.headers).json()
+    url = f"{url}/{batch['id']}"
+    fleet.closed_usage(key, 1, within_s=60)
+    os.kill(fleet.service_pid("gateway"), signal.SIGKILL)
+    fleet.wait_ready()
+    # Else the crash came too late to show anything.
+    assert httpx.get(url, headers=key.headers).json()["processing_status"] == "in_progress"
+    batch = eventually_sync(
+        lambda: (it := httpx.get(url, headers=key.headers).json())["ended_at"] and it,
+        within_s=180,
+        every_s=0.5,
+    )
+    assert batch["request_counts"]["succeeded"] == NUM_LINES
+    lines = httpx.get(f"{url}/results", headers=key.headers).text.splitlines()
+    results = [json.loads(line) for line in lines]
+    assert [it["custom_id"] for it in results] == [it["custom_id"] for it in requests]
+    messages = [it["result"]["message"] for it in results]
+    answered = {it["id"].replace("msg_", "req_"): it["usage"]["output_tokens"] for it in messages}
+    _check_books(fleet, key, answered)
+
+
 def test_lines_cut_by_a_crash_are_answered_and_paid_once(fleet: Fleet) -> None:
     """The gateway is killed while lines are under way; the books say what the results say."""
     key = fleet.create_key("batch-crash")
@@ -70,6 +102,10 @@ def test_lines_cut_by_a_crash_are_answered_and_paid_once(fleet: Fleet) -> None:
         it["response"]["request_id"]: it["response"]["body"]["usage"]["completion_tokens"]
         for it in results
     }
+    _check_books(fleet, key, answered)
+
+
+def _check_books(fleet: Fleet, key: ApiKey, answered: dict[str, int]) -> None:
     assert len(answered) == NUM_LINES
 
     def are_booked() -> bool:

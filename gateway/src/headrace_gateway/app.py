@@ -18,9 +18,16 @@ from headrace_gateway.admission import Admission
 from headrace_gateway.api_request import Endpoint
 from headrace_gateway.asgi import CallRoute, GatewayApp, HotRoute, HttpLimits, RouteContext
 from headrace_gateway.auth import KeyAuth
+from headrace_gateway.batch_api import batch_routes, message_routes
 from headrace_gateway.batch_api.batch_routes import BatchCreation, batches_router
 from headrace_gateway.batch_api.file_routes import files_router
 from headrace_gateway.batch_api.line_call import LineCaller
+from headrace_gateway.batch_api.message_lines import ENDPOINT as MESSAGES
+from headrace_gateway.batch_api.message_routes import (
+    MessageBatchCreation,
+    MessageBatchForm,
+    message_batches_router,
+)
 from headrace_gateway.batch_api.runner import BatchRunner, RunnerParts
 from headrace_gateway.batch_api.stored_batches import StoredBatches
 from headrace_gateway.batch_api.stored_files import FileLimits, StoredFiles
@@ -148,7 +155,10 @@ class Gateway:
             settings.file_max_bytes, settings.project_file_bytes, settings.file_ttl_s
         )
         self._files = StoredFiles(self._state, limits)
-        self._batches = StoredBatches(self._state, settings.file_ttl_s)
+        self._batches, self._message_batches = (
+            StoredBatches(self._state, settings.file_ttl_s, prefix)
+            for prefix in (batch_routes.ID_PREFIX, message_routes.ID_PREFIX)
+        )
         self._batch_dialects = _batch_dialects()
         self._runner = self._build_runner(clock)
         self._succession = Succession(settings.succession_fd)
@@ -270,7 +280,7 @@ class Gateway:
         )
         dialects: dict[str, Dialect] = {
             **self._batch_dialects,
-            "/v1/messages": MessagesDialect(),
+            MESSAGES: MessagesDialect(),
             "/v1/responses": ResponsesDialect(self._kept, self._background, self._names, clock),
         }
         hot: dict[str, AsgiApp] = {
@@ -289,14 +299,19 @@ class Gateway:
         moderations = Moderations(self._guard, self._admission)
         hot["/v1/moderations"] = CallRoute(OpenAiErrors(Endpoint.MODERATIONS), context, moderations)
         creation = BatchCreation(
-            self._state,
             self._batches,
             self._files,
             self._runner,
             tuple(self._batch_dialects),
             self._call_rate,
         )
-        posts = {"/v1/batches": CallRoute(OpenAiErrors(Endpoint.BATCHES), context, creation)}
+        message_batch_creation = MessageBatchCreation(
+            self._message_batches, self._runner, self._call_rate
+        )
+        posts = {
+            "/v1/batches": CallRoute(OpenAiErrors(Endpoint.BATCHES), context, creation),
+            f"{MESSAGES}/batches": CallRoute(MessageBatchForm(), context, message_batch_creation),
+        }
         rest = rest_app(
             [
                 models_router(self._auth, self._names),
@@ -306,6 +321,7 @@ class Gateway:
                 files_router(self._auth, self._files),
                 requests_router(self._auth, self.stories, self._billing, self._router),
                 batches_router(self._auth, self._batches, self._runner),
+                message_batches_router(self._auth, self._message_batches, self._runner),
                 health_router(self.registry, lambda: self.is_ready),
             ],
             posts,
@@ -321,7 +337,11 @@ class Gateway:
         parts = RunnerParts(
             batches=self._batches,
             files=self._files,
-            caller=LineCaller(self._flow, self._batch_dialects, lambda: self.directory.is_starting),
+            caller=LineCaller(
+                self._flow,
+                {**self._batch_dialects, MESSAGES: MessagesDialect()},
+                lambda: self.directory.is_starting,
+            ),
             auth=self._auth,
             is_busy=lambda: self.directory.num_waiting > 0,
             concurrency=self._settings.batch_concurrency,

@@ -162,4 +162,18 @@ EXAMPLES: dict[str, dict[str, Json]] = {
             },
         }
     },
+    "/v1/messages/batches": {
+        "two": {
+            "summary": "Two messages",
+            "value": {
+                "requests": [
+                    {
+                        "custom_id": f"question-{number}",
+                        "params": {"model": _MODEL, "max_tokens": 64, "messages": _ASK},
+                    }
+                    for number in (1, 2)
+                ]
+            },
+        }
+    },
 }

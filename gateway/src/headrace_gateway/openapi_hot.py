@@ -9,13 +9,14 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from headrace_gateway.batch_api.batch_routes import BatchBody
+from headrace_gateway.batch_api.message_routes import MessageBatchBody
 from headrace_gateway.embeddings import EmbeddingsBody
 from headrace_gateway.messages_api.bodies import CountBody, MessagesBody
 from headrace_gateway.moderations import ModerationBody
 from headrace_gateway.openai_bodies import ChatBody, CompletionBody
 from headrace_gateway.openapi_answers import ANSWERS
 from headrace_gateway.openapi_examples import EXAMPLES, Json
-from headrace_gateway.openapi_rest import LINKS, REST_SCHEMAS, add_rest_answers
+from headrace_gateway.openapi_rest import LINKS, REST_SCHEMAS, add_rest_answers, error_answers
 from headrace_gateway.responses_api.bodies import InputTokensBody, ResponsesBody
 from headrace_gateway.tokenize_api import DetokenizeBody, TokenizeBody
 
@@ -32,6 +33,7 @@ _BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/embeddings": EmbeddingsBody,
     "/v1/moderations": ModerationBody,
     "/v1/batches": BatchBody,
+    "/v1/messages/batches": MessageBatchBody,
 }
 _SUMMARIES = {
     "/v1/chat/completions": "Answer a conversation, whole or as a stream of events.",
@@ -44,6 +46,7 @@ _SUMMARIES = {
     "/v1/responses/input_tokens": "Tell how long the prompt of a response would be.",
     "/v1/moderations": "Judge texts by the guard's categories and OpenAI's.",
     "/v1/embeddings": "Turn texts into vectors.",
+    "/v1/messages/batches": "Answer messages in the gaps of other traffic, at the batch price.",
     "/v1/batches": "Run a file of requests in the gaps of other traffic, at the batch price.",
 }
 _STREAMS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
@@ -136,13 +139,6 @@ def _operation(path: str, body: Json) -> Json:
                 "content": content,
                 **({"links": LINKS[path]} if path in LINKS else {}),
             },
-            "4XX": _error(path, "What to fix; `param` or the message names the field."),
-            "5XX": _error(path, "Try again; the message carries the request id."),
+            **error_answers(path),
         },
     }
-
-
-def _error(path: str, description: str) -> Json:
-    name = "MessagesError" if path.startswith("/v1/messages") else "Error"
-    schema = {"$ref": _REF.format(name=name)}
-    return {"description": description, "content": {"application/json": {"schema": schema}}}

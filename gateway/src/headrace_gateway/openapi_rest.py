@@ -8,10 +8,10 @@ _REF = "#/components/schemas/{name}"
 _WHEN: Json = maybe(COUNT)
 
 
-def _page(name: str) -> Json:
+def _page(name: str, **fields: Json) -> Json:
     return object_of(
         {
-            "object": {"const": "list"},
+            **fields,
             "data": list_of({"$ref": _REF.format(name=name)}),
             "first_id": maybe(TEXT),
             "last_id": maybe(TEXT),
@@ -63,6 +63,21 @@ _BATCH = object_of(
         },
     }
 )  # fmt: skip
+_TIME: Json = {"type": "string", "format": "date-time"}
+_MESSAGE_BATCH = object_of(
+    {
+        "id": TEXT,
+        "type": {"const": "message_batch"},
+        "processing_status": {"enum": ["in_progress", "canceling", "ended"]},
+        "request_counts": object_of(
+            dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), COUNT)
+        ),
+        "created_at": _TIME,
+        "expires_at": _TIME,
+        **dict.fromkeys(("ended_at", "cancel_initiated_at", "archived_at"), maybe(_TIME)),
+        "results_url": maybe(TEXT),
+    }
+)
 _FILE = object_of(
     {
         "id": TEXT,
@@ -96,9 +111,12 @@ _ITEMS = object_of(
 )
 REST_SCHEMAS: dict[str, Json] = {
     "Batch": _BATCH,
-    "BatchPage": _page("Batch"),
+    "BatchPage": _page("Batch", object={"const": "list"}),
     "File": _FILE,
-    "FilePage": _page("File"),
+    "FilePage": _page("File", object={"const": "list"}),
+    "MessageBatch": _MESSAGE_BATCH,
+    "MessageBatchPage": _page("MessageBatch"),
+    "DeletedMessageBatch": object_of({"id": TEXT, "type": {"const": "message_batch_deleted"}}),
     "DeletedFile": _deleted("file"),
     "DeletedResponse": _deleted("response"),
     "InputItems": _ITEMS,
@@ -120,6 +138,11 @@ _ANSWERS = {
     "get /v1/batches": "BatchPage",
     "get /v1/batches/{batch_id}": "Batch",
     "post /v1/batches/{batch_id}/cancel": "Batch",
+    "post /v1/messages/batches": "MessageBatch",
+    "get /v1/messages/batches": "MessageBatchPage",
+    "get /v1/messages/batches/{message_batch_id}": "MessageBatch",
+    "delete /v1/messages/batches/{message_batch_id}": "DeletedMessageBatch",
+    "post /v1/messages/batches/{message_batch_id}/cancel": "MessageBatch",
     "get /v1/responses/{response_id}": "ResponseAnswer",
     "delete /v1/responses/{response_id}": "DeletedResponse",
     "post /v1/responses/{response_id}/cancel": "ResponseAnswer",
@@ -153,6 +176,13 @@ LINKS: dict[str, Json] = {
             "cancel": "~1v1~1batches~1{batch_id}~1cancel/post",
         },
     ),
+    "/v1/messages/batches": _links(
+        "message_batch_id",
+        {
+            "describe": "~1v1~1messages~1batches~1{message_batch_id}/get",
+            "cancel": "~1v1~1messages~1batches~1{message_batch_id}~1cancel/post",
+        },
+    ),
     "/v1/responses": _links(
         "response_id",
         {
@@ -162,16 +192,17 @@ LINKS: dict[str, Json] = {
         },
     ),
 }
-_ERRORS: Json = {
-    status: {
-        "description": description,
-        "content": {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}},
-    }
-    for status, description in (
-        ("4XX", "What to fix; `param` names the parameter."),
-        ("5XX", "Try again; the message carries the request id."),
-    )
-}
+_ERRORS = (
+    ("4XX", "What to fix; `param` or the message names the field."),
+    ("5XX", "Try again; the message carries the request id."),
+)
+
+
+def error_answers(path: str) -> Json:
+    """Return what an operation may answer but what was asked for, in the shape of its API."""
+    name = "MessagesError" if path.startswith("/v1/messages") else "Error"
+    content = {"application/json": {"schema": {"$ref": _REF.format(name=name)}}}
+    return {status: {"description": told, "content": content} for status, told in _ERRORS}
 
 
 def add_rest_answers(paths: Json) -> None:
@@ -185,7 +216,8 @@ def add_rest_answers(paths: Json) -> None:
                 content["schema"] = {"$ref": _REF.format(name=name)}
             if path.startswith("/v1/"):
                 operation["security"] = [{"key": []}]
-                for status, told in _ERRORS.items():
-                    responses.setdefault(status, told)
+                told = error_answers(path)
+                for status in told:
+                    responses.setdefault(status, told[status])
             if method == "post" and path == "/v1/files":
                 responses["200"]["links"] = LINKS[path]

@@ -18,6 +18,7 @@ def rows_from(
     after: str | None,
     *,
     is_descending: bool,
+    param: str = "after",
 ) -> list[RowMapping]:
     """Return the rows of one page, and one more if there are more: what lies behind is not read.
 
@@ -28,21 +29,29 @@ def rows_from(
         limit: of the page.
         after: the key of the last row before the page; None = it is the first page.
         is_descending: whether the list goes from the last to the first.
+        param: how the client calls *after*.
 
     Raises:
         NotFound: *after* is not in the list.
     """
     if after is not None:
         if connection.execute(asked.where(key == after)).first() is None:
-            raise _not_in_list(after, "after")
+            raise _not_in_list(after, param)
         asked = asked.where(key < after if is_descending else key > after)
     ordered = asked.order_by(key.desc() if is_descending else key).limit(limit + 1)
     return list(connection.execute(ordered).mappings())
 
 
-def page_of(items: list[Json], limit: int) -> Json:
-    """Return a page of items that may be one more than are shown, as `rows_from` gives them."""
-    return {"object": "list", **_ends(items[:limit]), "has_more": len(items) > limit}
+def page_of(items: list[Json], limit: int, *, is_back: bool = False) -> Json:
+    """Return a page of items that may be one more than are shown, as `rows_from` gives them.
+
+    Args:
+        items: in the list's order; turned back, against it.
+        limit: of the page.
+        is_back: whether the list is turned back.
+    """
+    shown = items[:limit][::-1] if is_back else items[:limit]
+    return {"object": "list", **_ends(shown), "has_more": len(items) > limit}
 
 
 def page(items: list[Json], limit: int, after: str | None) -> Json:

@@ -10,6 +10,7 @@ from fastapi.routing import APIRoute
 
 from headrace_common.errors import InvalidRequest
 from headrace_gateway.auth import KeyAuth
+from headrace_gateway.messages_api.dialect import MessagesDialect
 
 _MAX_PARAMS = 64
 
@@ -62,4 +63,6 @@ class RouteCheck:
                 # It is there to say that it is none.
                 return
             known = {field.alias for field in route.dependant.query_params}
+            if route.path.startswith("/v1/messages/"):
+                known.update(MessagesDialect.query_params)
             check_query(request.scope["query_string"], known)

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
@@ -55,7 +56,11 @@ class RestFront:
             # The server leaves the body out: it looks at its own scope.
             scope = {**scope, "method": "GET"}
         request_id = scope[_REQUEST_ID] = new_request_id(self._clock)
-        extra = [(b"x-request-id", request_id.encode()), *(scope.get(EXTRA_HEADERS) or ())]
+        names = [b"x-request-id"]
+        if is_anthropic(scope["path"], Headers(scope=scope)):
+            names.append(b"request-id")
+        encoded_id = request_id.encode()
+        extra = [*((name, encoded_id) for name in names), *(scope.get(EXTRA_HEADERS) or ())]
 
         async def named(message: Event) -> None:
             if message["type"] == "http.response.start":
@@ -176,7 +181,6 @@ def _answer(request: Request, error: HeadraceError) -> Response:
     request_id = request.scope[_REQUEST_ID]
     headers = {name.decode(): value.decode() for name, value in error_body.headers(error)}
     if is_anthropic(request.url.path, request.headers):
-        headers["request-id"] = request_id
         body = message_error(error, request_id)
     else:
         body = error_body.render(error, request_id)

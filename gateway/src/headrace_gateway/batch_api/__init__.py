@@ -1,1 +1,1 @@
-"""/v1/files and /v1/batches: requests in a file, answered in the gaps of other traffic."""
+"""/v1/files, and batches of both APIs: requests answered in the gaps of other traffic."""

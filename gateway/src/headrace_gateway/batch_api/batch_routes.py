@@ -9,23 +9,21 @@ import orjson
 from fastapi import APIRouter, Query, Request
 from msgspec import Meta
 
-from headrace_common.errors import InvalidRequest, RateLimited
+from headrace_common.errors import InvalidRequest
 from headrace_common.ids import ulid
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.auth import KeyAuth, key_digest
 from headrace_gateway.batch_api.runner import BatchRunner
-from headrace_gateway.batch_api.stored_batches import StoredBatches
+from headrace_gateway.batch_api.stored_batches import WINDOW_S, BatchOver, StoredBatches
 from headrace_gateway.batch_api.stored_files import MAX_TTL_S, MIN_TTL_S, REQUESTS, StoredFiles
 from headrace_gateway.call_rate import CallRate
 from headrace_gateway.json_body import decode
 from headrace_gateway.openai_bodies import Labels, Text
 from headrace_gateway.state.owner_of import owner_of
-from headrace_gateway.state.store import Owner, StateStore
+from headrace_gateway.state.store import Owner
 from headrace_gateway.visit import Caller
 
-WINDOW_S = 86_400
-# Of one project, at a time.
-MAX_ACTIVE = 100
+ID_PREFIX = "batch_"
 # Kept with a batch for whoever works on it.
 _HIDDEN = ("ends_as", "output_ttl_s")
 
@@ -50,19 +48,10 @@ class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
 _DECODER = msgspec.json.Decoder(BatchBody)
 
 
-class BatchOver(InvalidRequest):
-    """A batch whose lines are all over was to be cancelled."""
-
-    reason = "BATCH_OVER"
-    http_status = 409
-    public_code = "batch_over"
-
-
 class BatchCreation:
     """Makes batches; called by the route of POST /v1/batches.
 
     Args:
-        state: for the time.
         batches: where they are kept.
         files: their input.
         runner: told of new work.
@@ -72,14 +61,13 @@ class BatchCreation:
 
     def __init__(
         self,
-        state: StateStore,
         batches: StoredBatches,
         files: StoredFiles,
         runner: BatchRunner,
         endpoints: tuple[str, ...],
         rate: CallRate,
     ) -> None:
-        self._state, self._batches, self._files = state, batches, files
+        self._batches, self._files = batches, files
         self._runner, self._endpoints, self._rate = runner, endpoints, rate
 
     async def __call__(self, caller: Caller, body: bytes) -> bytes:
@@ -91,12 +79,8 @@ class BatchCreation:
             raise InvalidRequest(f"endpoint must be one of {known}.", param="endpoint")
         owner = Owner.of(caller.principal)
         await self._check_input(owner, asked.input_file_id)
-        if await self._batches.count_active(owner) >= MAX_ACTIVE:
-            raise RateLimited(
-                f"At most {MAX_ACTIVE} batches of a project may be under way.", retry_after_s=60.0
-            )
-        now_s = self._state.now_s()
-        batch_id = "batch_" + ulid(self._state.clock)
+        now_s = self._batches.now_s()
+        batch_id = ID_PREFIX + ulid(self._batches.clock)
         made = _fresh(batch_id, asked, now_s)
         digest = key_digest(caller.exchange.request_headers)
         await self._batches.add(owner, digest, made, now_s + WINDOW_S)

@@ -36,6 +36,8 @@ from headrace_gateway.batch_api.input_lines import (
 )
 from headrace_gateway.batch_api.line_call import LineCaller, LineOutcome
 from headrace_gateway.batch_api.lines_usage import LinesUsage
+from headrace_gateway.batch_api.message_lines import ENDPOINT as MESSAGES
+from headrace_gateway.batch_api.message_lines import OutcomeCounts
 from headrace_gateway.batch_api.stored_batches import LEASE_S, Batch, PendingLine, StoredBatches
 from headrace_gateway.batch_api.stored_files import RESULTS, StoredFiles
 from headrace_gateway.principal import Principal
@@ -179,6 +181,7 @@ class BatchRunner:
             status = batch.status
         ended = {"cancelling": "cancelled", "finalizing": batch.body.get("ends_as", "completed")}
         why: dict[str, object] = {}
+        reason = "The request was not answered."
         if status != "in_progress":
             ending = str(ended[status])
         else:
@@ -186,9 +189,10 @@ class BatchRunner:
                 ending = await self._answer_lines(batch)
             except UnknownKey as error:
                 ending = "failed"
-                why = _told([LineError("invalid_api_key", error.public_message, None)])
+                reason = error.public_message
+                why = _told([LineError("invalid_api_key", reason, None)])
         if status != "finalizing":
-            await self._drop_rest(batch, ending)
+            await self._drop_rest(batch, ending, reason)
             why |= {"finalizing_at": self._parts.batches.now_s(), "ends_as": ending}
             if not await self._parts.batches.move(batch.batch_id, (status,), "finalizing", **why):
                 return
@@ -330,12 +334,12 @@ class BatchRunner:
 
     # --- the end ----------------------------------------------------------------------------
 
-    async def _drop_rest(self, batch: Batch, ending: str) -> None:
+    async def _drop_rest(self, batch: Batch, ending: str, reason: str) -> None:
         """Give lines that will never be answered a result that says so."""
         message = {
             "expired": "The batch's time was over before this request could be answered.",
             "cancelled": "The batch was cancelled before this request was answered.",
-        }.get(ending, "The request was not answered.")
+        }.get(ending, reason)
         while lines := await self._parts.batches.pending(batch.batch_id, 0, _PAGE_LINES):
             for line in lines:
                 result = dropped_line(
@@ -347,10 +351,25 @@ class BatchRunner:
                 self._parts.caller.close_line(line.request_id)
 
     async def _finalize(self, batch: Batch, ending: str) -> None:
-        """Write the files of results and add up what they used; may be repeated."""
+        """Tell how a batch ended, by files or by counts; may be repeated."""
+        is_message_batch = batch.body["endpoint"] == MESSAGES
+        told = await (self._counted(batch) if is_message_batch else self._filed(batch))
+        told[f"{ending}_at"] = self._parts.batches.now_s()
+        await self._parts.batches.move(batch.batch_id, ("finalizing",), ending, **told)
+
+    async def _counted(self, batch: Batch) -> dict[str, object]:
+        """Count how the requests of a message batch ended: its results are read as they are."""
+        counts = OutcomeCounts()
+        async for lines in self._parts.batches.each_result(batch.batch_id):
+            for line in lines:
+                counts.add(line)
+        return {"outcomes": counts.as_json()}
+
+    async def _filed(self, batch: Batch) -> dict[str, object]:
+        """Write the files of results and add up what they used."""
         serial = batch.batch_id.removeprefix("batch_")
         usage = LinesUsage()
-        ids: dict[str, object] = {}
+        told: dict[str, object] = {}
         for succeeded, kind in ((True, "output"), (False, "error")):
             if await self._parts.batches.results(batch.batch_id, 0, 1, succeeded=succeeded):
                 file_id = f"file-{serial}{kind[0]}"
@@ -358,21 +377,17 @@ class BatchRunner:
                 pieces = self._result_pieces(batch.batch_id, usage if succeeded else None)
                 ttl_s = batch.body.get("output_ttl_s")
                 await self._parts.files.save(batch.owner, file_id, name, RESULTS, pieces, ttl_s)
-                ids[f"{kind}_file_id"] = file_id
-        ids |= {f"{ending}_at": self._parts.batches.now_s(), "usage": usage.as_json()}
-        await self._parts.batches.move(batch.batch_id, ("finalizing",), ending, **ids)
+                told[f"{kind}_file_id"] = file_id
+        return told | {"usage": usage.as_json()}
 
     async def _result_pieces(self, batch_id: str, usage: LinesUsage | None) -> AsyncIterator[bytes]:
         """Yield the answered lines, counted in *usage*; without one, those that failed."""
-        after_no = 0
-        while found := await self._parts.batches.results(
-            batch_id, after_no, _PAGE_LINES, succeeded=usage is not None
-        ):
-            after_no = found[-1][0]
+        is_good = usage is not None
+        async for lines in self._parts.batches.each_result(batch_id, succeeded=is_good):
             if usage is not None:
-                for _, line in found:
+                for line in lines:
                     usage.add(line)
-            yield b"".join(line + b"\n" for _, line in found)
+            yield b"".join(line + b"\n" for line in lines)
 
 
 async def _numbered(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes]]:

@@ -9,19 +9,33 @@
 A batch is worked on by one process at a time, the one with its lease. The end of the last lease is
 also its place in the queue: one that fails again and again lets the others pass. A line ends once:
 it is only changed while it is pending.
+
+Long because what owners may do to a batch and what its runner does are held to the same states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, RowMapping, func, not_, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Select,
+    delete,
+    func,
+    not_,
+    or_,
+    select,
+    update,
+)
 
+from headrace_common.clock import Clock
 from headrace_common.database import insert_new, put
-from headrace_common.errors import NotFound
+from headrace_common.errors import InvalidRequest, NotFound, RateLimited
 from headrace_common.ids import new_request_id
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.batch_api.input_lines import InputLine
@@ -31,7 +45,20 @@ from headrace_gateway.state.store import Owner, StateStore
 
 LEASE_S = 20
 ACTIVE = ("validating", "in_progress", "finalizing", "cancelling")
-_SUCCEEDED, _PENDING = "succeeded", "pending"
+WINDOW_S = 86_400
+# Of one project, at a time.
+MAX_ACTIVE = 100
+# Results that are read at once.
+_PAGE_LINES = 100
+_SUCCEEDED, _FAILED, _PENDING = "succeeded", "failed", "pending"
+
+
+class BatchOver(InvalidRequest):
+    """A batch whose lines are all over was to be cancelled."""
+
+    reason = "BATCH_OVER"
+    http_status = 409
+    public_code = "batch_over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +89,41 @@ class StoredBatches:
     Args:
         state: where they are.
         ttl_s: how long a batch is kept after it was made.
+        prefix: ids of those that owners see here begin so.
     """
 
-    def __init__(self, state: StateStore, ttl_s: int) -> None:
-        self._state, self._ttl_s = state, ttl_s
+    def __init__(self, state: StateStore, ttl_s: int, prefix: str = "") -> None:
+        self._state, self._ttl_s, self._prefix = state, ttl_s, prefix
+
+    @property
+    def clock(self) -> Clock:
+        """For ids."""
+        return self._state.clock
 
     def now_s(self) -> int:
         """Return the time of records."""
         return self._state.now_s()
 
-    async def add(self, owner: Owner, key_sha256: bytes, body: Json, deadline_s: int) -> None:
-        """Add a batch, to be validated."""
+    async def add(
+        self,
+        owner: Owner,
+        key_sha256: bytes,
+        body: Json,
+        deadline_s: int,
+        lines: Sequence[InputLine] = (),
+    ) -> None:
+        """Add a batch with its lines; without any, to be validated.
+
+        Raises:
+            RateLimited: the project has as many under way as it may.
+        """
         now_s = self.now_s()
         row = {
             "batch_id": body["id"],
             "tenant_id": owner.tenant_id,
             "project_id": owner.project_id,
             "key_sha256": key_sha256,
-            "status": "validating",
+            "status": "in_progress" if lines else "validating",
             "body": orjson.dumps(body),
             "lease_owner": "",
             "lease_until_s": now_s,
@@ -87,16 +131,17 @@ class StoredBatches:
             "created_s": now_s,
             "expires_s": max(now_s + self._ttl_s, deadline_s + self._ttl_s),
         }
-        await self._state.write(lambda it: put(it, batches, [row]), owner.tenant_id)
 
-    async def count_active(self, owner: Owner) -> int:
-        """Return how many batches of a project are not over."""
-        asked = (
-            select(func.count())
-            .select_from(batches)
-            .where(*_owned(owner), batches.c.status.in_(ACTIVE))
-        )
-        return await self._state.read(lambda it: it.execute(asked).scalar_one(), owner.tenant_id)
+        def work(connection: Connection) -> None:
+            if connection.execute(_num_active(owner)).scalar_one() >= MAX_ACTIVE:
+                raise RateLimited(
+                    f"At most {MAX_ACTIVE} batches of a project may be under way.",
+                    retry_after_s=60.0,
+                )
+            put(connection, batches, [row])
+            insert_new(connection, batch_lines, self._rows(body["id"], lines))
+
+        await self._state.write(work, owner.tenant_id)
 
     async def find(self, owner: Owner, batch_id: str) -> Json:
         """Return a batch's public object.
@@ -106,7 +151,7 @@ class StoredBatches:
         """
 
         def work(connection: Connection) -> Json | None:
-            asked = select(batches).where(*_owned(owner), batches.c.batch_id == batch_id)
+            asked = select(batches).where(*self._shown(owner), batches.c.batch_id == batch_id)
             row = connection.execute(asked).mappings().first()
             return None if row is None else _public(connection, row)
 
@@ -115,17 +160,42 @@ class StoredBatches:
             raise NotFound(f"Batch {batch_id[:100]!r} not found.", param="batch_id")
         return found
 
-    async def find_page(self, owner: Owner, limit: int, after: str | None) -> Json:
+    async def find_page(
+        self,
+        owner: Owner,
+        limit: int,
+        after: str | None,
+        before: str | None = None,
+        *,
+        param: str = "after",
+    ) -> Json:
         """Return one page of a project's batches, newest first; lines of no others are counted.
 
+        Args:
+            owner: whose.
+            limit: of the page.
+            after: the last batch before the page; None = it is the first page.
+            before: the first batch behind the page, if the list is turned back.
+            param: how the client calls *after*.
+
         Raises:
-            NotFound: *after* is not in the list.
+            NotFound: *after* or *before* is not in the list.
         """
-        asked, key = select(batches).where(*_owned(owner)), batches.c.batch_id
+        asked, key = select(batches).where(*self._shown(owner)), batches.c.batch_id
+        is_back = before is not None
 
         def work(connection: Connection) -> Json:
-            rows = rows_from(connection, asked, key, limit, after, is_descending=True)
-            return page_of([_public(connection, row) for row in rows], limit)
+            rows = rows_from(
+                connection,
+                asked,
+                key,
+                limit,
+                before if is_back else after,
+                is_descending=not is_back,
+                param="before_id" if is_back else param,
+            )
+            items = [_public(connection, row) for row in rows]
+            return page_of(items, limit, is_back=is_back)
 
         return await self._state.read(work, owner.tenant_id)
 
@@ -135,7 +205,7 @@ class StoredBatches:
 
         def work(connection: Connection) -> None:
             where = (
-                *_owned(owner),
+                *self._shown(owner),
                 batches.c.batch_id == batch_id,
                 batches.c.status.in_(("validating", "in_progress")),
             )
@@ -146,6 +216,27 @@ class StoredBatches:
                 connection.execute(update(batches).where(*where).values(values))
 
         await self._state.write(work, owner.tenant_id)
+
+    async def delete(self, owner: Owner, batch_id: str) -> None:
+        """Forget a batch that is over.
+
+        Raises:
+            InvalidRequest: it is not.
+            NotFound: there is none of this owner's.
+        """
+        status = (await self.find(owner, batch_id))["status"]
+        if status in ACTIVE:
+            raise InvalidRequest("Only a batch that has ended can be deleted; cancel it first.")
+
+        def work(connection: Connection) -> None:
+            for table in (batch_lines, batches):
+                connection.execute(delete(table).where(table.c.batch_id == batch_id))
+
+        await self._state.write(work, owner.tenant_id)
+
+    def _shown(self, owner: Owner) -> tuple[ColumnElement[bool], ...]:
+        is_kind = batches.c.batch_id.startswith(self._prefix, autoescape=True)
+        return (*_owned(owner), is_kind)
 
     # --- for the process that works on it ---------------------------------------------------
 
@@ -221,7 +312,11 @@ class StoredBatches:
 
     async def add_lines(self, batch_id: str, lines: Sequence[InputLine]) -> None:
         """Add lines with a request id each; those that are there already stay as they are."""
-        rows = [
+        rows = self._rows(batch_id, lines)
+        await self._state.write(lambda it: insert_new(it, batch_lines, rows))
+
+    def _rows(self, batch_id: str, lines: Sequence[InputLine]) -> list[Json]:
+        return [
             {
                 "batch_id": batch_id,
                 "line_no": line.line_no,
@@ -233,7 +328,6 @@ class StoredBatches:
             }
             for line in lines
         ]
-        await self._state.write(lambda it: insert_new(it, batch_lines, rows))
 
     async def pending(self, batch_id: str, after_no: int, limit: int) -> list[PendingLine]:
         """Return lines that are to be answered, in order."""
@@ -258,7 +352,7 @@ class StoredBatches:
     ) -> None:
         """Keep a line's result, unless it has one."""
         values = {
-            "state": _SUCCEEDED if succeeded else "failed",
+            "state": _SUCCEEDED if succeeded else _FAILED,
             "request": b"",
             "result": result,
         }
@@ -266,15 +360,16 @@ class StoredBatches:
         await self._state.write(lambda it: it.execute(changed))
 
     async def results(
-        self, batch_id: str, after_no: int, limit: int, *, succeeded: bool
+        self, batch_id: str, after_no: int, limit: int, *, succeeded: bool | None
     ) -> list[tuple[int, bytes]]:
-        """Return results of one kind in order: line numbers and texts."""
+        """Return results of one kind, or of both, in order: line numbers and texts."""
         state = batch_lines.c.state
+        kinds = {True: (_SUCCEEDED,), False: (_FAILED,), None: (_SUCCEEDED, _FAILED)}
         asked = (
             select(batch_lines.c.line_no, batch_lines.c.result)
             .where(
                 batch_lines.c.batch_id == batch_id,
-                state == _SUCCEEDED if succeeded else state == "failed",
+                state.in_(kinds[succeeded]),
                 batch_lines.c.line_no > after_no,
             )
             .order_by(batch_lines.c.line_no)
@@ -282,6 +377,20 @@ class StoredBatches:
         )
         rows = await self._state.read(lambda it: it.execute(asked).all())
         return [(int(line_no), bytes(result)) for line_no, result in rows]
+
+    async def each_result(
+        self, batch_id: str, *, succeeded: bool | None = None
+    ) -> AsyncIterator[list[bytes]]:
+        """Yield the results of one kind, or of both, in order, some at a time."""
+        after_no = 0
+        while found := await self.results(batch_id, after_no, _PAGE_LINES, succeeded=succeeded):
+            after_no = found[-1][0]
+            yield [result for _, result in found]
+
+
+def _num_active(owner: Owner) -> Select[int]:
+    is_active = batches.c.status.in_(ACTIVE)
+    return select(func.count()).select_from(batches).where(*_owned(owner), is_active)
 
 
 def _owned(owner: Owner) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
@@ -321,6 +430,6 @@ def _public(connection: Connection, row: RowMapping) -> Json:
         "request_counts": {
             "total": sum(counts.values()),
             "completed": counts.get(_SUCCEEDED, 0),
-            "failed": counts.get("failed", 0),
+            "failed": counts.get(_FAILED, 0),
         },
     }

@@ -8,6 +8,7 @@ import orjson
 
 from headrace_common.clock import Clock
 from headrace_common.errors import HeadraceError, InvalidRequest
+from headrace_contracts.usage.v1.usage_pb2 import PRICE_TIER_BATCH
 from headrace_gateway.answer import Sink, total_usage
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.api_request import Endpoint
@@ -98,7 +99,8 @@ def make_sink(visit: Visit, model: ServedModel, clock: Clock) -> Sink:
     """Return where the answer goes: a stream or a whole."""
     message_id = "msg_" + visit.request_id.removeprefix("req_")
     if not visit.request.streaming.is_stream:
-        return WholeMessage(visit.exchange, message_id, model.card.model)
+        tier = "batch" if visit.price_tier == PRICE_TIER_BATCH else "standard"
+        return WholeMessage(visit.exchange, message_id, model.card.model, tier)
     return StreamedMessage(
         visit.exchange, message_id, model.card.model, lambda: total_usage(visit.jobs), clock
     )

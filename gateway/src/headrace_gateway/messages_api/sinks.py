@@ -98,8 +98,11 @@ class _Block:
 class WholeMessage:
     """Collects one answer and sends it as JSON."""
 
-    def __init__(self, exchange: Exchange, message_id: str, model: str) -> None:
+    def __init__(
+        self, exchange: Exchange, message_id: str, model: str, service_tier: str = "standard"
+    ) -> None:
         self._exchange, self._id, self._model = exchange, message_id, model
+        self._service_tier = service_tier
         self._blocks: list[_Block] = []
         self._end: Json = {}
 
@@ -134,6 +137,7 @@ class WholeMessage:
     async def end(self, usage: TokenUsage) -> None:
         """Send everything."""
         message = message_json(self._id, self._model, self._content(), usage)
+        message["usage"]["service_tier"] = self._service_tier
         await self._exchange.send_json(200, orjson.dumps({**message, **self._end}))
 
     async def keep_alive(self, every_s: float) -> None:
