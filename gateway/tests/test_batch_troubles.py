@@ -184,7 +184,7 @@ async def test_a_batch_expires_while_billing_is_away(
             raise Unavailable("away")
 
     monkeypatch.setattr(batch_routes, "WINDOW_S", 2)
-    runner = fleet.gateway._runner
+    runner = fleet.gateway._batch_api.runner
     monkeypatch.setattr(runner, "_parts", replace(runner._parts, auth=Away()))
     async with fleet.openai() as client:
         batch = await ended(client, await start(client, line("a"), line("b")), "expired")
@@ -196,7 +196,7 @@ async def test_batches_wait_while_others_queue(
     fleet: GatewayFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No line begins while a replica says that requests wait."""
-    runner, looks = fleet.gateway._runner, 0
+    runner, looks = fleet.gateway._batch_api.runner, 0
 
     def is_busy() -> bool:
         nonlocal looks

@@ -65,7 +65,7 @@ async def test_a_message_batch_from_requests_to_results(fleet: GatewayFleet) -> 
         assert (made.type, made.processing_status) == ("message_batch", "in_progress")
         assert (made.request_counts.processing, made.request_counts.succeeded) == (4, 0)
         assert (made.expires_at - made.created_at).total_seconds() == 86_400
-        assert made.results_url is made.ended_at is made.cancel_initiated_at is None
+        assert (made.results_url, made.ended_at, made.cancel_initiated_at) == (None, None, None)
         batch = await ended(client, made.id)
         found = await results(client, made.id)
         raw = await client.messages.batches.with_raw_response.retrieve(made.id)
@@ -98,7 +98,7 @@ async def test_a_message_batch_is_cancelled_and_deleted(fleet: GatewayFleet) -> 
         made = await batches.create(requests=[request(name) for name in names])
         await eventually(lambda: len(fleet.usage.closed_events()) >= 2, within_s=20)
         with pytest.raises(anthropic.BadRequestError, match="not ended"):
-            await (await client.get(f"{PATH}/{made.id}/results", cast_to=object))
+            await client.get(f"{PATH}/{made.id}/results", cast_to=object)
         with pytest.raises(anthropic.BadRequestError, match="cancel it first"):
             await batches.delete(made.id)
         first = await batches.cancel(made.id)
@@ -224,7 +224,7 @@ async def test_each_sees_batches_of_his_own_and_of_the_api_he_asks(fleet: Gatewa
         assert [one.id async for one in batches.list()] == []
         for call in (batches.retrieve, batches.cancel, batches.delete, batches.results):
             with pytest.raises(anthropic.NotFoundError):
-                await call(mine)  # type: ignore[operator]
+                await call(mine)
         with pytest.raises(anthropic.NotFoundError):
             await client.messages.batches.retrieve(file_batch)
         with pytest.raises(openai.NotFoundError):
@@ -295,7 +295,7 @@ def test_outcomes_are_told_in_anthropics_words() -> None:
     """Each line that is kept becomes a result, and is counted as what it tells."""
     answered = {"status_code": 200, "body": {"id": "msg_1"}}
     refused = {"status_code": 404, "body": {"type": "error"}}
-    kept = [
+    kept: list[dict[str, Any]] = [
         {"response": answered, "error": None},
         {"response": refused, "error": None},
         {"response": None, "error": {"code": "batch_cancelled", "message": "m"}},

@@ -8,7 +8,6 @@ import random
 import time
 
 from headrace_common.clock import Clock, SystemClock
-from headrace_common.ids import ulid
 from headrace_common.lifecycle import Lifecycle, cancel_and_wait, supervise
 from headrace_common.limits.local_share import LocalShare
 from headrace_common.metrics import ObservabilityServer, new_registry, watch_disk
@@ -18,19 +17,8 @@ from headrace_gateway.admission import Admission
 from headrace_gateway.api_request import Endpoint
 from headrace_gateway.asgi import CallRoute, GatewayApp, HotRoute, HttpLimits, RouteContext
 from headrace_gateway.auth import KeyAuth
-from headrace_gateway.batch_api import batch_routes, message_routes
-from headrace_gateway.batch_api.batch_routes import BatchCreation, batches_router
-from headrace_gateway.batch_api.file_routes import files_router
-from headrace_gateway.batch_api.line_call import LineCaller
-from headrace_gateway.batch_api.message_lines import ENDPOINT as MESSAGES
-from headrace_gateway.batch_api.message_routes import (
-    MessageBatchCreation,
-    MessageBatchForm,
-    message_batches_router,
-)
-from headrace_gateway.batch_api.runner import BatchRunner, RunnerParts
-from headrace_gateway.batch_api.stored_batches import StoredBatches
-from headrace_gateway.batch_api.stored_files import FileLimits, StoredFiles
+from headrace_gateway.batch_api.api import BatchApi
+from headrace_gateway.batch_api.stored_files import FileLimits
 from headrace_gateway.call_rate import CallRate
 from headrace_gateway.clients.billing import BillingClient
 from headrace_gateway.clients.guard import GuardClient
@@ -39,7 +27,6 @@ from headrace_gateway.clients.router import RouterClient
 from headrace_gateway.clients.worker import WorkerSessions
 from headrace_gateway.closings import Closings
 from headrace_gateway.cross_origin import CrossOrigin
-from headrace_gateway.embeddings import EmbeddingsDialect
 from headrace_gateway.generation import Generator
 from headrace_gateway.http_exchange import AsgiApp
 from headrace_gateway.http_server import HttpServer
@@ -49,14 +36,12 @@ from headrace_gateway.intake import Goal, Intake, TierGoals
 from headrace_gateway.limiter_outage import OutageProofLimiter
 from headrace_gateway.listener import listening_socket
 from headrace_gateway.messages_api.count_tokens import CountDialect, TokenCount
-from headrace_gateway.messages_api.dialect import MessagesDialect
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.model_directory import ModelDirectory
 from headrace_gateway.model_routes.model_names import ModelNames
 from headrace_gateway.model_routes.route_watch import RouteWatch
 from headrace_gateway.moderations import Moderations
-from headrace_gateway.openai_dialect import OpenAiDialect, OpenAiErrors
-from headrace_gateway.openai_schema import parse_chat, parse_completion
+from headrace_gateway.openai_dialect import OpenAiErrors
 from headrace_gateway.outbox_metrics import OutboxMetrics
 from headrace_gateway.price_watch import PriceWatch
 from headrace_gateway.pricing import PriceBook
@@ -151,16 +136,7 @@ class Gateway:
         self._kept = KeptResponses(self._state, settings.response_ttl_s)
         events = KeptEvents(self._state, settings.response_ttl_s)
         self._background = BackgroundResponses(self._kept, events, self._flow)
-        limits = FileLimits(
-            settings.file_max_bytes, settings.project_file_bytes, settings.file_ttl_s
-        )
-        self._files = StoredFiles(self._state, limits)
-        self._batches, self._message_batches = (
-            StoredBatches(self._state, settings.file_ttl_s, prefix)
-            for prefix in (batch_routes.ID_PREFIX, message_routes.ID_PREFIX)
-        )
-        self._batch_dialects = _batch_dialects()
-        self._runner = self._build_runner(clock)
+        self._batch_api = self._build_batch_api()
         self._succession = Succession(settings.succession_fd)
         self._server = HttpServer(
             self._build_app(clock),
@@ -204,7 +180,7 @@ class Gateway:
                 ("model routes", self.routes.run),
                 ("leases", self._admission.renew_all),
                 ("state", self._state.keep),
-                ("batches", self._runner.keep),
+                ("batches", self._batch_api.runner.keep),
                 ("stories", self.stories.keep),
                 ("guard reports", self._sent_reports.run),
             )
@@ -268,6 +244,21 @@ class Gateway:
             stories=self.stories,
         )
 
+    def _build_batch_api(self) -> BatchApi:
+        settings = self._settings
+        limits = FileLimits(
+            settings.file_max_bytes, settings.project_file_bytes, settings.file_ttl_s
+        )
+        return BatchApi(
+            self._state,
+            limits,
+            self._flow,
+            self._auth,
+            self._call_rate,
+            self.directory,
+            settings.batch_concurrency,
+        )
+
     def _build_app(self, clock: Clock) -> AsgiApp:
         limits = HttpLimits(self._settings.max_body_bytes, self._settings.slow_reader_s)
         context = RouteContext(
@@ -279,8 +270,7 @@ class Gateway:
             self._idempotency,
         )
         dialects: dict[str, Dialect] = {
-            **self._batch_dialects,
-            MESSAGES: MessagesDialect(),
+            **self._batch_api.dialects,
             "/v1/responses": ResponsesDialect(self._kept, self._background, self._names, clock),
         }
         hot: dict[str, AsgiApp] = {
@@ -298,30 +288,15 @@ class Gateway:
         hot["/detokenize"] = CallRoute(tokenize_form, context, tokens.detokenize)
         moderations = Moderations(self._guard, self._admission)
         hot["/v1/moderations"] = CallRoute(OpenAiErrors(Endpoint.MODERATIONS), context, moderations)
-        creation = BatchCreation(
-            self._batches,
-            self._files,
-            self._runner,
-            tuple(self._batch_dialects),
-            self._call_rate,
-        )
-        message_batch_creation = MessageBatchCreation(
-            self._message_batches, self._runner, self._call_rate
-        )
-        posts = {
-            "/v1/batches": CallRoute(OpenAiErrors(Endpoint.BATCHES), context, creation),
-            f"{MESSAGES}/batches": CallRoute(MessageBatchForm(), context, message_batch_creation),
-        }
+        posts = self._batch_api.posts(context)
         rest = rest_app(
             [
                 models_router(self._auth, self._names),
                 model_routes_router(self._auth, self.routes),
                 usage_router(self._auth, self._billing, clock),
                 responses_router(self._auth, self._kept, self._background),
-                files_router(self._auth, self._files),
                 requests_router(self._auth, self.stories, self._billing, self._router),
-                batches_router(self._auth, self._batches, self._runner),
-                message_batches_router(self._auth, self._message_batches, self._runner),
+                *self._batch_api.routers(),
                 health_router(self.registry, lambda: self.is_ready),
             ],
             posts,
@@ -332,21 +307,6 @@ class Gateway:
         app = GatewayApp(hot, posts, rest)
         origins = self._settings.allowed_origins()
         return CrossOrigin(app, origins) if origins else app
-
-    def _build_runner(self, clock: Clock) -> BatchRunner:
-        parts = RunnerParts(
-            batches=self._batches,
-            files=self._files,
-            caller=LineCaller(
-                self._flow,
-                {**self._batch_dialects, MESSAGES: MessagesDialect()},
-                lambda: self.directory.is_starting,
-            ),
-            auth=self._auth,
-            is_busy=lambda: self.directory.num_waiting > 0,
-            concurrency=self._settings.batch_concurrency,
-        )
-        return BatchRunner(parts, ulid(clock))
 
     async def _close(self) -> None:
         await self._idempotency.close(_LAST_WORDS_S)
@@ -365,12 +325,3 @@ class Gateway:
         self._succession.close()
         if self._observability is not None:
             self._observability.close()
-
-
-def _batch_dialects() -> dict[str, Dialect]:
-    """Return what a line of a batch may ask for, by its URL."""
-    return {
-        "/v1/chat/completions": OpenAiDialect(Endpoint.CHAT, parse_chat),
-        "/v1/completions": OpenAiDialect(Endpoint.COMPLETIONS, parse_completion),
-        "/v1/embeddings": EmbeddingsDialect(),
-    }
