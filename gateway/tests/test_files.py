@@ -7,7 +7,7 @@ import asyncio
 import openai
 import pytest
 
-from headrace_gateway.batch_api import file_routes
+from headrace_gateway.batch_api import upload_forms
 from headrace_testing.gateway_fleet import GatewayFleet
 
 
@@ -38,7 +38,7 @@ async def test_an_upload_that_breaks_off_is_no_mistake_of_ours(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Whoever leaves is forgotten, whoever falls silent is told so."""
-    monkeypatch.setattr(file_routes, "_PIECE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(upload_forms, "_PIECE_TIMEOUT_S", 0.2)
     reader, writer = await asyncio.open_connection("127.0.0.1", fleet.gateway.port)
     writer.write(
         b"POST /v1/files HTTP/1.1\r\nhost: here\r\ncontent-length: 999\r\n"

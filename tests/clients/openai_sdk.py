@@ -101,6 +101,19 @@ vectors = client.embeddings.create(model=MODEL, input=["one", "two"])
 assert len(vectors.data) == 2
 assert MODEL in [it.id for it in client.models.list()]
 
+content = b'{"custom_id": "a"}\n' * 100_000
+upload = client.uploads.upload_file_chunked(
+    file=content,
+    filename="a.jsonl",
+    bytes=len(content),
+    mime_type="application/jsonl",
+    purpose="batch",
+    part_size=700_000,
+)
+assert upload.file.bytes == len(content), upload
+assert client.files.content(upload.file.id).content == content
+client.files.delete(upload.file.id)
+
 for wrong, kind in (
     ({"temperature": 9}, openai.BadRequestError),
     ({"model": "nobody"}, openai.NotFoundError),
@@ -114,6 +127,6 @@ for wrong, kind in (
 try:
     client.with_options(api_key="sk-wrong").models.list()
 except openai.AuthenticationError:
-    print("14 checks")
+    print("15 checks")
 else:
     raise AssertionError("a wrong key was taken")

@@ -124,6 +124,16 @@ line |= {"body": {"model": MODEL, "prompt": "One", "max_tokens": 2}}
 upload = {"files": {"file": ("a.jsonl", json.dumps(line))}, "data": {"purpose": "batch"}}
 file = http.post("/v1/files", **upload).raise_for_status().json()
 check("file", ours.FileObject, file)
+announced = {"bytes": 2, "filename": "a", "mime_type": "text/plain", "purpose": "batch"}
+for end in ("complete", "cancel"):
+    begun = sent("/v1/uploads", announced).json()
+    check("begun upload", ours.Upload, begun)
+    path = f"/v1/uploads/{begun['id']}"
+    part = http.post(f"{path}/parts", files={"data": b"ab"}).raise_for_status().json()
+    check("part", ours.uploads.UploadPart, part)
+    body = {"json": {"part_ids": [part["id"]]}} if end == "complete" else {}
+    done = http.post(f"{path}/{end}", **body).raise_for_status().json()
+    check(f"upload after {end}", ours.Upload, done)
 batch = {"input_file_id": file["id"], "endpoint": line["url"], "completion_window": "24h"}
 post("/v1/batches", ours.Batch, **batch)
 check("deleted", ours.FileDeleted, http.delete(f"/v1/files/{file['id']}").json())

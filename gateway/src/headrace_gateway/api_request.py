@@ -30,6 +30,7 @@ class Endpoint(StrEnum):
     RESPONSES = "responses"
     EMBEDDINGS = "embeddings"
     BATCHES = "batches"
+    UPLOADS = "uploads"
     MODERATIONS = "moderations"
     TOKENIZE = "tokenize"
 

@@ -176,4 +176,15 @@ EXAMPLES: dict[str, dict[str, Json]] = {
             },
         }
     },
+    "/v1/uploads": {
+        "file": {
+            "summary": "A file in parts",
+            "value": {
+                "bytes": 1_048_576,
+                "filename": "requests.jsonl",
+                "mime_type": "application/jsonl",
+                "purpose": "batch",
+            },
+        }
+    },
 }

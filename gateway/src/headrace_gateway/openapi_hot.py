@@ -10,6 +10,7 @@ from fastapi.openapi.utils import get_openapi
 
 from headrace_gateway.batch_api.batch_routes import BatchBody
 from headrace_gateway.batch_api.message_routes import MessageBatchBody
+from headrace_gateway.batch_api.upload_routes import CompleteBody, UploadBody
 from headrace_gateway.embeddings import EmbeddingsBody
 from headrace_gateway.messages_api.bodies import CountBody, MessagesBody
 from headrace_gateway.moderations import ModerationBody
@@ -33,8 +34,11 @@ _BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/embeddings": EmbeddingsBody,
     "/v1/moderations": ModerationBody,
     "/v1/batches": BatchBody,
+    "/v1/uploads": UploadBody,
     "/v1/messages/batches": MessageBatchBody,
 }
+# Of FastAPI's routes, which name them.
+_REST_BODIES = (CompleteBody,)
 _SUMMARIES = {
     "/v1/chat/completions": "Answer a conversation, whole or as a stream of events.",
     "/v1/completions": "Go on with a text, whole or as a stream of events.",
@@ -47,6 +51,7 @@ _SUMMARIES = {
     "/v1/moderations": "Judge texts by the guard's categories and OpenAI's.",
     "/v1/embeddings": "Turn texts into vectors.",
     "/v1/messages/batches": "Answer messages in the gaps of other traffic, at the batch price.",
+    "/v1/uploads": "Begin a file of requests that comes in parts.",
     "/v1/batches": "Run a file of requests in the gaps of other traffic, at the batch price.",
 }
 _STREAMS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
@@ -112,8 +117,9 @@ def whole_openapi(app: FastAPI) -> dict[str, Any]:  # Any: OpenAPI is JSON
 
 def _request_schemas() -> tuple[dict[str, Json], Json]:
     """Return the JSON schemas of the request bodies by path, and the components they refer to."""
-    schemas, components = msgspec.json.schema_components(_BODIES.values(), ref_template=_REF)
-    return dict(zip(_BODIES, schemas, strict=True)), components
+    bodies = [*_BODIES.values(), *_REST_BODIES]
+    schemas, components = msgspec.json.schema_components(bodies, ref_template=_REF)
+    return dict(zip(_BODIES, schemas, strict=False)), components
 
 
 def _operation(path: str, body: Json) -> Json:

@@ -90,6 +90,19 @@ _FILE = object_of(
         "status": TEXT,
     }
 )
+_UPLOAD = object_of(
+    {
+        "id": TEXT,
+        "object": {"const": "upload"},
+        "bytes": COUNT,
+        "created_at": COUNT,
+        "expires_at": COUNT,
+        "filename": TEXT,
+        "purpose": {"const": "batch"},
+        "status": {"enum": ["pending", "completed", "cancelled"]},
+        "file": maybe({"$ref": _REF.format(name="File")}),
+    }
+)
 _MODEL = object_of({"id": TEXT}, {"object": {"const": "model"}, "created": COUNT, "owned_by": TEXT})
 _USAGE = object_of(
     {
@@ -117,6 +130,10 @@ REST_SCHEMAS: dict[str, Json] = {
     "MessageBatch": _MESSAGE_BATCH,
     "MessageBatchPage": _page("MessageBatch"),
     "DeletedMessageBatch": object_of({"id": TEXT, "type": {"const": "message_batch_deleted"}}),
+    "Upload": _UPLOAD,
+    "UploadPart": object_of(
+        {"id": TEXT, "object": {"const": "upload.part"}, "created_at": COUNT, "upload_id": TEXT}
+    ),
     "DeletedFile": _deleted("file"),
     "DeletedResponse": _deleted("response"),
     "InputItems": _ITEMS,
@@ -134,6 +151,10 @@ _ANSWERS = {
     "get /v1/files": "FilePage",
     "get /v1/files/{file_id}": "File",
     "delete /v1/files/{file_id}": "DeletedFile",
+    "post /v1/uploads": "Upload",
+    "post /v1/uploads/{upload_id}/parts": "UploadPart",
+    "post /v1/uploads/{upload_id}/complete": "Upload",
+    "post /v1/uploads/{upload_id}/cancel": "Upload",
     "post /v1/batches": "Batch",
     "get /v1/batches": "BatchPage",
     "get /v1/batches/{batch_id}": "Batch",
@@ -169,6 +190,7 @@ LINKS: dict[str, Json] = {
             "delete": "~1v1~1files~1{file_id}/delete",
         },
     ),
+    "/v1/uploads": _links("upload_id", {"cancel": "~1v1~1uploads~1{upload_id}~1cancel/post"}),
     "/v1/batches": _links(
         "batch_id",
         {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 import openai
 
@@ -11,7 +11,7 @@ from headrace_testing.fake_worker import MODEL
 from headrace_testing.gateway_fleet import GatewayFleet
 from headrace_testing.waiting import eventually
 
-URL = "/v1/chat/completions"
+URL: Final = "/v1/chat/completions"
 
 
 def line(custom_id: str, **fields: Any) -> dict[str, Any]:

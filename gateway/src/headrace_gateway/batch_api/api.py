@@ -21,6 +21,8 @@ from headrace_gateway.batch_api.message_routes import (
 from headrace_gateway.batch_api.runner import BatchRunner, RunnerParts
 from headrace_gateway.batch_api.stored_batches import StoredBatches
 from headrace_gateway.batch_api.stored_files import FileLimits, StoredFiles
+from headrace_gateway.batch_api.stored_uploads import StoredUploads
+from headrace_gateway.batch_api.upload_routes import UploadCreation, uploads_router
 from headrace_gateway.call_rate import CallRate
 from headrace_gateway.embeddings import EmbeddingsDialect
 from headrace_gateway.http_exchange import AsgiApp
@@ -57,7 +59,9 @@ class BatchApi:
         concurrency: int,
     ) -> None:
         self._auth, self._rate = auth, rate
+        self._max_bytes = limits.max_bytes
         self._files = StoredFiles(state, limits)
+        self._uploads = StoredUploads(state, self._files)
         self._batches = StoredBatches(state, limits.ttl_s, batch_routes.ID_PREFIX)
         self._message_batches = StoredBatches(state, limits.ttl_s, message_routes.ID_PREFIX)
         self._file_dialects: dict[str, Dialect] = {
@@ -83,7 +87,9 @@ class BatchApi:
             self._batches, self._files, self.runner, tuple(self._file_dialects), self._rate
         )
         of_messages = MessageBatchCreation(self._message_batches, self.runner, self._rate)
+        upload = UploadCreation(self._uploads, self._max_bytes, self._rate)
         return {
+            "/v1/uploads": CallRoute(OpenAiErrors(Endpoint.UPLOADS), context, upload),
             "/v1/batches": CallRoute(OpenAiErrors(Endpoint.BATCHES), context, creation),
             f"{MESSAGES}/batches": CallRoute(MessageBatchForm(), context, of_messages),
         }
@@ -92,6 +98,7 @@ class BatchApi:
         """Return the other routes."""
         return [
             files_router(self._auth, self._files),
+            uploads_router(self._auth, self._uploads, self._max_bytes),
             batches_router(self._auth, self._batches, self.runner),
             message_batches_router(self._auth, self._message_batches, self.runner),
         ]

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 import msgspec
 import orjson
 from fastapi import APIRouter, Query, Request
-from msgspec import Meta
 
 from headrace_common.errors import InvalidRequest
 from headrace_common.ids import ulid
@@ -15,7 +14,8 @@ from headrace_gateway.answer_extras import Json
 from headrace_gateway.auth import KeyAuth, key_digest
 from headrace_gateway.batch_api.runner import BatchRunner
 from headrace_gateway.batch_api.stored_batches import WINDOW_S, BatchOver, StoredBatches
-from headrace_gateway.batch_api.stored_files import MAX_TTL_S, MIN_TTL_S, REQUESTS, StoredFiles
+from headrace_gateway.batch_api.stored_files import REQUESTS, StoredFiles
+from headrace_gateway.batch_api.upload_forms import FileExpiry
 from headrace_gateway.call_rate import CallRate
 from headrace_gateway.json_body import decode
 from headrace_gateway.openai_bodies import Labels, Text
@@ -28,13 +28,6 @@ ID_PREFIX = "batch_"
 _HIDDEN = ("ends_as", "output_ttl_s")
 
 
-class OutputExpiry(msgspec.Struct, forbid_unknown_fields=True):
-    """How long the files of results are kept. Seconds."""
-
-    anchor: Literal["created_at"]
-    seconds: Annotated[int, Meta(ge=MIN_TTL_S, le=MAX_TTL_S)]
-
-
 class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
     """POST /v1/batches."""
 
@@ -42,7 +35,7 @@ class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
     endpoint: str
     completion_window: Literal["24h"]
     metadata: Labels | None = None
-    output_expires_after: OutputExpiry | None = None
+    output_expires_after: FileExpiry | None = None
 
 
 _DECODER = msgspec.json.Decoder(BatchBody)

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
-from starlette.datastructures import FormData, UploadFile
-from starlette.exceptions import HTTPException
+from starlette.datastructures import FormData
 from starlette.responses import StreamingResponse
 
-from headrace_common.errors import ClientGone, InvalidRequest
+from headrace_common.errors import InvalidRequest
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.auth import KeyAuth
-from headrace_gateway.batch_api.stored_files import (
-    CHUNK_BYTES,
-    MAX_TTL_S,
-    MIN_TTL_S,
-    REQUESTS,
-    StoredFiles,
-)
-from headrace_gateway.error_body import BodyTimeout, BodyTooLarge
-from headrace_gateway.http_exchange import Receive
+from headrace_gateway.batch_api.stored_files import MAX_TTL_S, MIN_TTL_S, REQUESTS, StoredFiles
+from headrace_gateway.batch_api.upload_forms import file_of, pieces_of, read_form
 from headrace_gateway.state.owner_of import owner_of
 
 _FIELDS = ("purpose", "file", "expires_after[anchor]", "expires_after[seconds]")
-# What a form's own marks add to a file.
-_FORM_BYTES = 64 * 1024
-# Who uploads may take his time, but not fall silent.
-_PIECE_TIMEOUT_S = 30.0
 
 # As OpenAPI describes it.
 _UPLOAD = {
@@ -67,11 +52,13 @@ def files_router(auth: KeyAuth, stored: StoredFiles) -> APIRouter:
     async def upload(request: Request) -> Json:
         """Keep a file of requests for a batch (multipart/form-data: purpose, file)."""
         owner = await owner_of(auth, request)
-        async with _form(request, stored.limits.max_bytes) as form:
-            file, ttl_s = _read_form(form)
+        async with read_form(request, _FIELDS, stored.limits.max_bytes) as form:
+            if form.get("purpose") != REQUESTS:
+                raise InvalidRequest(f"purpose must be {REQUESTS!r}.", param="purpose")
+            file, ttl_s = file_of(form, "file"), _ttl_s(form)
             name, pieces, size_bytes = (
                 (file.filename or "file")[:255],
-                _pieces(file),
+                pieces_of(file),
                 file.size or 0,
             )
             return await stored.save(
@@ -118,51 +105,6 @@ def files_router(auth: KeyAuth, stored: StoredFiles) -> APIRouter:
     return router
 
 
-@contextlib.asynccontextmanager
-async def _form(request: Request, max_bytes: int) -> AsyncIterator[FormData]:
-    """Read a form; what does not fit in memory waits on disk, and nothing beyond the bound."""
-    limited = Request(request.scope, _limited(request.receive, max_bytes + _FORM_BYTES))
-    try:
-        async with limited.form(max_files=1, max_fields=len(_FIELDS)) as form:
-            yield form
-    except HTTPException as error:
-        raise InvalidRequest(
-            "The body must be multipart/form-data with the fields purpose and file."
-        ) from error
-
-
-def _limited(receive: Receive, max_bytes: int) -> Any:  # Any: ASGI's receive
-    size_bytes = 0
-
-    async def count() -> Any:  # Any: an ASGI message
-        nonlocal size_bytes
-        try:
-            async with asyncio.timeout(_PIECE_TIMEOUT_S):
-                message = await receive()
-        except TimeoutError:
-            raise BodyTimeout("The file came too slowly.") from None
-        if message["type"] == "http.disconnect":
-            raise ClientGone("The client left before its file was read.")
-        size_bytes += len(message.get("body", b""))
-        if size_bytes > max_bytes:
-            raise BodyTooLarge(f"The file is larger than {max_bytes - _FORM_BYTES} bytes.")
-        return message
-
-    return count
-
-
-def _read_form(form: FormData) -> tuple[UploadFile, int | None]:
-    for name in form:
-        if name not in _FIELDS:
-            raise InvalidRequest(f"Unrecognized request argument: {name[:100]}.", param=name[:100])
-    if form.get("purpose") != REQUESTS:
-        raise InvalidRequest(f"purpose must be {REQUESTS!r}.", param="purpose")
-    file = form.get("file")
-    if not isinstance(file, UploadFile):
-        raise InvalidRequest("Missing required parameter: file.", param="file")
-    return file, _ttl_s(form)
-
-
 def _ttl_s(form: FormData) -> int | None:
     anchor, given = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
     if anchor is None and given is None:
@@ -175,8 +117,3 @@ def _ttl_s(form: FormData) -> int | None:
             param="expires_after",
         )
     return int(text)
-
-
-async def _pieces(file: UploadFile) -> AsyncIterator[bytes]:
-    while piece := await file.read(CHUNK_BYTES):
-        yield piece

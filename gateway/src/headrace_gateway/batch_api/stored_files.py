@@ -67,12 +67,39 @@ class StoredFiles:
         """Keep a file under an id, also if an earlier try to write it broke off.
 
         Args:
+            owner: see `write`.
+            file_id: see `write`.
+            filename: see `write`.
+            purpose: see `write`.
+            pieces: see `write`.
+            ttl_s: how long it is kept; None = as long as files are.
+            size_bytes: see `write`.
+
+        Raises:
+            InvalidRequest: it is too large, or the project has no room for it.
+        """
+        row = await self.write(owner, file_id, filename, purpose, pieces, size_bytes)
+        shown = self.to_show(row, ttl_s)
+        await self._state.write(lambda it: show(it, shown), owner.tenant_id)
+        return file_json(shown)
+
+    async def write(
+        self,
+        owner: Owner,
+        file_id: str,
+        filename: str,
+        purpose: str,
+        pieces: AsyncIterator[bytes],
+        size_bytes: int = 0,
+    ) -> Json:
+        """Write a file that nobody sees, and that is swept unless it is shown soon; return its row.
+
+        Args:
             owner: whose it is.
             file_id: the id.
             filename: as its owner calls it.
             purpose: as OpenAI names it.
             pieces: its content.
-            ttl_s: how long it is kept; None = as long as files are.
             size_bytes: what it needs room for; 0 = nothing: results are paid for, they find room.
 
         Raises:
@@ -93,14 +120,12 @@ class StoredFiles:
         await self._state.write(
             lambda it: _begin(it, row, size_bytes, self.limits), owner.tenant_id
         )
-        size_bytes = await self._write_chunks(owner, file_id, pieces)
-        expires_s = now_s + min(ttl_s or self.limits.ttl_s, self.limits.ttl_s)
-        done = {"size_bytes": size_bytes, "expires_s": expires_s}
-        where = files.c.file_id == file_id
-        await self._state.write(
-            lambda it: it.execute(update(files).where(where).values(done)), owner.tenant_id
-        )
-        return file_json({**row, **done})
+        return {**row, "size_bytes": await self._write_chunks(owner, file_id, pieces)}
+
+    def to_show(self, row: Json, ttl_s: int | None) -> Json:
+        """Return the row of a file that is written, with its end; None = as late as any."""
+        expires_s = row["created_s"] + min(ttl_s or self.limits.ttl_s, self.limits.ttl_s)
+        return {**row, "expires_s": expires_s}
 
     async def _write_chunks(self, owner: Owner, file_id: str, pieces: AsyncIterator[bytes]) -> int:
         size_bytes, idx, waiting = 0, 0, bytearray()
@@ -185,6 +210,12 @@ class StoredFiles:
                 return
             yield data
             idx += 1
+
+
+def show(connection: Connection, row: Json) -> None:
+    """Let a file that is written be seen."""
+    done = {name: row[name] for name in ("size_bytes", "expires_s")}
+    connection.execute(update(files).where(files.c.file_id == row["file_id"]).values(done))
 
 
 def file_json(row: RowMapping | Json) -> Json:

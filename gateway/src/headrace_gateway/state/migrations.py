@@ -36,10 +36,15 @@ def _v3_idempotency_owner(connection: Connection) -> None:
         connection.execute(text(f"ALTER TABLE {table} ADD COLUMN owner TEXT NOT NULL DEFAULT ''"))
 
 
+def _v4_uploads(connection: Connection) -> None:
+    schema.uploads.create(connection, checkfirst=True)
+
+
 STEPS: tuple[Callable[[Connection], None], ...] = (
     _v1_first_tables,
     _v2_response_events,
     _v3_idempotency_owner,
+    _v4_uploads,
 )
 
 

@@ -69,6 +69,21 @@ file_chunks = Table(
     Column("data", LargeBinary, nullable=False),
 )
 
+# Their parts are files that nobody sees.
+uploads = Table(
+    "gw_uploads",
+    metadata,
+    Column("upload_id", Text, primary_key=True),
+    Column("tenant_id", Text, nullable=False),
+    Column("project_id", Text, nullable=False),
+    # pending, completed or cancelled.
+    Column("status", Text, nullable=False),
+    # The public object, JSON, without status.
+    Column("body", LargeBinary, nullable=False),
+    Column("expires_s", BigInteger, nullable=False, index=True),
+    Index("gw_uploads_by_project", "tenant_id", "project_id", "status"),
+)
+
 batches = Table(
     "gw_batches",
     metadata,

@@ -182,7 +182,9 @@ def _sweeper(table: Table) -> _Sweep:
     return sweep
 
 
-_SIMPLE = tuple(_sweeper(it) for it in (schema.responses, schema.idempotency, schema.stories))
+_SIMPLE = tuple(
+    _sweeper(it) for it in (schema.responses, schema.idempotency, schema.stories, schema.uploads)
+)
 
 
 def _sweep_response_events(connection: Connection, now_s: int) -> int:
