@@ -3,7 +3,8 @@
 Usage: stand_in.py PORT [--grandchild PIDFILE] [--exit-code N] [--ignore-term] [--not-ready-file F]
 With STAND_IN_LISTEN_FD it listens on the socket that it inherits, and PORT only names it. With
 STAND_IN_SUCCESSION_FD it hands over when it is told to stop, and then drains while --drain-file is
-there. It answers with its process id.
+there. Once it finds --hoard-file, it removes it and holds 64 MiB more. It answers with its process
+id.
 """
 
 import argparse
@@ -25,6 +26,7 @@ parser.add_argument("--exit-code", type=int)
 parser.add_argument("--ignore-term", action="store_true")
 parser.add_argument("--not-ready-file", type=Path)
 parser.add_argument("--drain-file", type=Path)
+parser.add_argument("--hoard-file", type=Path)
 args = parser.parse_args()
 
 sys.stdout.write("stand-in says hello\n")
@@ -38,10 +40,14 @@ if args.grandchild:
 
 
 leaving = threading.Event()
+hoard = bytearray()
 
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
+        if args.hoard_file and args.hoard_file.exists():
+            args.hoard_file.unlink()
+            hoard.extend(b"x" * 2**26)
         ready = not (args.not_ready_file and args.not_ready_file.exists())
         ready = ready and not leaving.is_set()
         self.send_response(200 if ready else 503)

@@ -45,6 +45,13 @@ def test_the_guard_is_told_where_its_embedding_model_is() -> None:
     assert name not in plan()["guard"].environment
 
 
+def test_only_the_broker_may_start_anew_for_its_memory() -> None:
+    """All else holds what it needs: limits in valkey, streams in workers."""
+    bounds = {name: spec.max_memory_bytes for name, spec in plan(kafka_max_bytes=2**25).items()}
+    assert bounds.pop("kafka") == 2**25
+    assert set(bounds.values()) == {None}
+
+
 def test_stops_the_gateway_first_and_the_stores_last() -> None:
     """What takes requests leaves before what serves it."""
     stage = {name: spec.stop_stage for name, spec in plan().items()}

@@ -229,6 +229,31 @@ async def test_shows_a_child_that_is_not_ready_for_a_while(state_dir, make_spec,
         assert child(supervisor, "one").restarts == 0
 
 
+async def test_a_child_that_holds_too_much_memory_starts_anew(
+    state_dir, make_spec, tmp_path, monkeypatch
+) -> None:
+    """As often as it grows beyond its bound, and no other child does; none of it is a crash."""
+    monkeypatch.setattr("headrace_launcher.supervisor._BOUNDS_CHECK_S", 0.05)
+    hoards = [tmp_path / "bounded", tmp_path / "free"]
+    specs = [
+        make_spec("bounded", "--hoard-file", str(hoards[0]), max_memory_bytes=2**26),
+        make_spec("free", "--hoard-file", str(hoards[1])),
+    ]
+    policy = RestartPolicy(max_crashes=1)
+    async with supervised(state_dir, *specs, policy=policy) as supervisor:
+        await asyncio.wait_for(supervisor.wait_ready(), 15)
+        for num_restarts in (1, 2):
+            for hoard in hoards:
+                hoard.touch()
+            await eventually(
+                lambda num=num_restarts: child(supervisor, "bounded").restarts == num, within_s=15
+            )
+            await eventually(lambda: child(supervisor, "bounded").state == "ready", within_s=15)
+        await eventually(lambda: not hoards[1].exists(), within_s=15)
+        assert child(supervisor, "free").restarts == 0
+        assert not supervisor.failed.is_set()
+
+
 async def test_stop_takes_grandchildren_and_the_deaf_with_it(
     state_dir: StateDir, make_spec, tmp_path: Path
 ) -> None:

@@ -183,6 +183,7 @@ class Fleet:
             kafka_broker=kafka,
             redis_url=settings.redis_url,
             kafka_bootstrap=settings.kafka_bootstrap,
+            kafka_max_bytes=settings.kafka_max_bytes,
             database_url=settings.database_url.get_secret_value(),
             drain_grace_s=settings.drain_grace_s,
             num_cpus=os.cpu_count() or 1,

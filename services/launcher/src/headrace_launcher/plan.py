@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -46,6 +46,7 @@ class FleetOptions:
     kafka_broker: Path
     redis_url: str = ""
     kafka_bootstrap: str = ""
+    kafka_max_bytes: int = 256 * 2**20
     database_url: str = ""
     drain_grace_s: float = 20.0
     num_cpus: int = 1
@@ -86,6 +87,8 @@ class ChildSpec:
     succession_fd_setting: str = ""
     start_timeout_s: float = _SERVICE_START_S
     stop_grace_s: float = _STORE_STOP_S
+    # With more memory it starts anew: for what keeps there only what nobody needs of it again.
+    max_memory_bytes: int | None = None
 
     @property
     def shows_loading(self) -> bool:
@@ -173,7 +176,10 @@ class _Planner:
             str(self._options.kafka_broker), "broker", "--listener-url", url,
             "--advertised-listener-url", url, "--storage-engine", "memory://tansu/",
         )  # fmt: skip
-        return self._store("kafka", argv, self._kafka, ProbeKind.KAFKA)
+        # It forgets nothing by itself, whatever a topic's retention says, and what was lost with it
+        # and is not booked is produced again (ADR 5, 8).
+        store = self._store("kafka", argv, self._kafka, ProbeKind.KAFKA)
+        return replace(store, max_memory_bytes=self._options.kafka_max_bytes)
 
     def _store(self, name: str, argv: tuple[str, ...], address: str, probe: ProbeKind) -> ChildSpec:
         return ChildSpec(

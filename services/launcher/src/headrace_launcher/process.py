@@ -15,6 +15,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from headrace_launcher import child_exec, reaper
 
 _KILL_WAIT_S = 5.0
@@ -45,10 +47,21 @@ class ChildProcess:
 
     async def stop(self, grace_s: float) -> bool:
         """Ask the process to end, kill its group after the grace; tell whether it went itself."""
+        self.ask_to_stop()
+        return await self.see_off(grace_s)
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM, unless the process has ended."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
-        return await self.see_off(grace_s)
+
+    def memory_bytes(self) -> int:
+        """Return how much memory the process holds; 0 = it is gone, or may not be asked."""
+        try:
+            return psutil.Process(self.pid).memory_info().rss
+        except psutil.Error:
+            return 0
 
     async def see_off(self, grace_s: float) -> bool:
         """Wait for a process that has been asked to end, as `stop` does: a second signal cuts."""

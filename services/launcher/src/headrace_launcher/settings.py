@@ -67,6 +67,13 @@ class LauncherSettings(ServiceSettings):
     kafka_bootstrap: str = Field(
         "", description="Kafka to use, host:port; empty = start the embedded broker."
     )
+    kafka_max_bytes: int = Field(
+        256 * 2**20,
+        ge=32 * 2**20,
+        le=2**40,
+        description="Most memory of the embedded broker, which keeps all it ever got: with more it "
+        "starts anew, and what is not booked is sent again. Bytes.",
+    )
     database_url: SecretStr = Field(
         SecretStr(""),
         description="SQLAlchemy URL of the ledger; empty = SQLite in the state directory.",

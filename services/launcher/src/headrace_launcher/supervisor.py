@@ -36,7 +36,7 @@ from headrace_launcher.succession import Succession
 _log = logging.getLogger(__name__)
 _STARTING_POLL_S = 0.2
 _RUNNING_POLL_S = 1.0
-_LOG_CHECK_S = 10.0
+_BOUNDS_CHECK_S = 10.0
 _PROBES: dict[ProbeKind, Callable[[str], probes.Probe]] = {
     ProbeKind.HTTP: probes.http_ready,
     ProbeKind.REDIS: probes.redis_ready,
@@ -93,6 +93,15 @@ class _Child:
             except OSError as error:
                 raise StartError(error.strerror) from error
         return self.listener.fileno()
+
+    def bound_memory(self) -> None:
+        """Tell a process that holds too much to stop; the next one is then started as ever."""
+        most = self.spec.max_memory_bytes
+        if most is None or self.process is None or self.life.state is not ChildState.READY:
+            return
+        if (held := self.process.process.memory_bytes()) > most:
+            _log.info("%s holds %d MiB and starts anew", self.spec.name, held >> 20)
+            self.process.process.ask_to_stop()
 
     def processes(self) -> list[_Process]:
         return [*self.leaving, *([] if self.process is None else [self.process])]
@@ -155,7 +164,7 @@ class Supervisor:
         self._cwd, self._environment, self._spawner = state_dir.path, environment, spawner
         self._on_change, self._loading_progress = on_change, loading_progress
         self._tasks: list[asyncio.Task[None]] = []
-        self._log_task: asyncio.Task[None] | None = None
+        self._bounds_task: asyncio.Task[None] | None = None
         self.failed = asyncio.Event()
         self.failure = ""
 
@@ -166,7 +175,7 @@ class Supervisor:
     def start(self) -> None:
         """Begin; returns at once."""
         self._tasks = [asyncio.create_task(self._keep(child)) for child in self._children]
-        self._log_task = asyncio.create_task(self._cut_logs())
+        self._bounds_task = asyncio.create_task(self._keep_bounds())
 
     async def wait_ready(self) -> None:
         """Wait until every child has been ready once. Returns too when the fleet has failed."""
@@ -189,7 +198,7 @@ class Supervisor:
             members = [(child, task) for child, task in kept if child.spec.stop_stage == stage]
             await asyncio.gather(*(self._stop_child(child) for child, _ in members))
             await asyncio.gather(*(task for _, task in members))
-        await cancel_and_wait(self._log_task)
+        await cancel_and_wait(self._bounds_task)
 
     async def _all_ready(self) -> None:
         for child in self._children:
@@ -336,12 +345,13 @@ class Supervisor:
             self.failed.set()
         self._on_change()
 
-    async def _cut_logs(self) -> None:
+    async def _keep_bounds(self) -> None:
         while True:
-            await asyncio.sleep(_LOG_CHECK_S)
+            await asyncio.sleep(_BOUNDS_CHECK_S)
             for child in self._children:
                 with contextlib.suppress(OSError):
                     cut_if_long(child.log)
+                child.bound_memory()
 
 
 async def _is_leaving(running: _Process, ending: asyncio.Task[int]) -> bool:
