@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +78,7 @@ class UpstreamClient:
             timeout=httpx.Timeout(silence_timeout_s, connect=connect_timeout_s, pool=None),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
         )
+        self._leaving: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def stream(
@@ -86,19 +89,56 @@ class UpstreamClient:
         Raises:
             HeadraceError: it was refused, or the server cannot be reached.
         """
-        headers = {"x-request-id": request_id}
         try:
-            async with self._http.stream(
-                "POST", self._url + path, json=body, headers=headers
-            ) as response:
+            response = await self._send(path, body, request_id)
+            try:
                 if response.status_code != 200:
                     raise await _refusal(response)
                 yield _chunks(response)
+            finally:
+                await self._undisturbed(response.aclose())
         except httpx.TimeoutException as error:
             raise Unavailable("The engine behind this model does not answer.") from error
         except httpx.HTTPError as error:
             _log.info("%s: the upstream was lost: %r", request_id, error)
             raise ReplicaLost("The engine behind this model was lost.") from error
+
+    async def _send(self, path: str, body: Json, request_id: str) -> httpx.Response:
+        """Send a request, wait for the head of its answer.
+
+        Where a cancellation strikes while httpcore opens, sends on or closes a connection, it stays
+        open for ever. So the sending is left alone until the server has everything.
+        """
+        is_sent = asyncio.Event()
+
+        async def note(event: str, _info: Json) -> None:
+            if event == "http11.send_request_body.complete":
+                is_sent.set()
+
+        request = self._http.build_request(
+            "POST",
+            self._url + path,
+            json=body,
+            headers={"x-request-id": request_id},
+            extensions={"trace": note},
+        )
+        sending = asyncio.create_task(self._http.send(request, stream=True))
+        sending.add_done_callback(lambda _: is_sent.set())
+        try:
+            return await asyncio.shield(sending)
+        except asyncio.CancelledError:
+            self._in_background(_give_up(sending, is_sent))
+            raise
+
+    async def _undisturbed(self, work: Coroutine[Any, Any, None]) -> None:  # Any: what it awaits
+        """Wait for *work*, which goes on to its end if the caller is cancelled."""
+        await asyncio.shield(self._in_background(work))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+        return task
 
     async def fetch_model(self, name: str) -> UpstreamModel | None:
         """Return what the server says of a model; None = it does not serve it, or not now."""
@@ -130,7 +170,16 @@ class UpstreamClient:
 
     async def close(self) -> None:
         """Drop the connections."""
+        await asyncio.gather(*self._leaving, return_exceptions=True)
         await self._http.aclose()
+
+
+async def _give_up(sending: asyncio.Task[httpx.Response], is_sent: asyncio.Event) -> None:
+    """Close the connection of a request that nobody waits for, once it has been sent."""
+    await is_sent.wait()
+    sending.cancel()
+    with contextlib.suppress(asyncio.CancelledError, httpx.HTTPError):
+        await (await sending).aclose()
 
 
 def read_load(text: str) -> UpstreamLoad:
