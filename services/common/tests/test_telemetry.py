@@ -197,3 +197,25 @@ def test_processes_that_share_a_file_lose_nothing_when_it_is_full(
     one.shutdown()
     other.shutdown()
     assert _names(path.with_suffix(".jsonl.1"), path) == ["a", "b", "c", "d", "e", "f"]
+
+
+TALKATIVE = """
+import logging
+from headrace_common.telemetry import Telemetry, TelemetrySettings
+telemetry = Telemetry("pump", TelemetrySettings())
+logging.getLogger("httpx").info("HTTP Request: POST http://127.0.0.1/")
+logging.getLogger("httpx").warning("something is wrong")
+logging.getLogger("pump").info("turning")
+telemetry.shutdown()
+"""
+
+
+def test_requests_to_others_leave_no_lines_in_the_log() -> None:
+    """A client that logs each of them would soon have pushed everything else out of it."""
+    done = subprocess.run(
+        [sys.executable, "-c", TALKATIVE], check=True, capture_output=True, text=True
+    )
+    assert [line.split(": ", 1)[1] for line in done.stderr.splitlines()] == [
+        "something is wrong",
+        "turning",
+    ]

@@ -128,6 +128,8 @@ class Telemetry:
             format=f"%(asctime)s %(levelname)s {service} %(name)s: %(message)s",
         )
         logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+        # It has a line for every request.
+        logging.getLogger("httpx").setLevel(logging.WARNING)
         is_kept = settings.trace_dir is not None or bool(settings.otlp_endpoint)
         self._provider = TracerProvider(
             resource=Resource.create({"service.name": service}),
