@@ -125,6 +125,16 @@ def test_only_published_records_are_forgotten(tmp_path: Path) -> None:
     journal.close()
 
 
+def test_nothing_is_kept_for_a_topic_that_nobody_fills(tmp_path: Path) -> None:
+    """A guard without Kafka keeps as many records as one with it."""
+    journal = AuditJournal(tmp_path / "a.sqlite3", 2, is_published=False)
+    for idx in range(6):
+        journal.append([record(str(idx))])
+    assert [bool(journal.find(str(idx))) for idx in range(6)] == [False] * 4 + [True] * 2
+    assert journal.verify() == (2, [])
+    journal.close()
+
+
 @pytest.mark.parametrize(
     ("records", "leak"),
     [

@@ -1,8 +1,9 @@
 """The audit on disk: one SQLite file per guard. It survives restarts, and Kafka gets it from here.
 
 All calls come from one thread at a time (the audit's own). A guard and its successor may write to
-one file for a while: where the chain ends stands in the file only. Records that Kafka has taken may
-be forgotten once there are too many; the chain goes on from the last hash all the same.
+one file for a while: where the chain ends stands in the file only. Records that Kafka has taken, or
+that nobody publishes, may be forgotten once there are too many; the chain goes on from the last
+hash all the same.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ class AuditJournal:
 
     Args:
         path: SQLite file, made if it is not there; None = in memory, for as long as the process.
-        max_records: published ones beyond these are forgotten, oldest first.
+        max_records: beyond these the oldest are forgotten, once they are published.
+        is_published: whether anybody publishes them; if not, none are kept for that.
     """
 
-    def __init__(self, path: Path | None, max_records: int) -> None:
-        self._max_records = max_records
+    def __init__(self, path: Path | None, max_records: int, *, is_published: bool = True) -> None:
+        self._max_records, self._is_published = max_records, is_published
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
         self._db = sqlite3.connect(path or ":memory:", check_same_thread=False)
@@ -62,6 +64,8 @@ class AuditJournal:
                 rows.append((seq, record.request_id, record.SerializeToString(deterministic=True)))
             self._db.executemany("INSERT INTO records VALUES (?, ?, ?)", rows)
             self._db.execute("UPDATE chain SET seq = ?, hash = ?", (seq, last))
+            if not self._is_published:
+                self._forget(seq)
 
     def find(self, request_id: str) -> list[pb.AuditRecord]:
         """Return all records of a request, oldest first."""
@@ -84,10 +88,11 @@ class AuditJournal:
         """Remember that Kafka has taken everything up to *seq*; forget what is too old."""
         with self._writing():
             self._db.execute("UPDATE published SET seq = max(seq, ?)", (seq,))
-            self._db.execute(
-                "DELETE FROM records WHERE seq <= ?",
-                (min(seq, self._end()[0] - self._max_records),),
-            )
+            self._forget(seq)
+
+    def _forget(self, up_to: int) -> None:
+        oldest = self._end()[0] - self._max_records
+        self._db.execute("DELETE FROM records WHERE seq <= ?", (min(up_to, oldest),))
 
     def verify(self) -> tuple[int, list[str]]:
         """Recount the chain; return how many records there are and what is wrong."""

@@ -76,10 +76,9 @@ class GuardApp:
             ),
         )
         self.book = PolicyBook(store, policies, planner, metrics)
-        folder = settings.audit_dir
-        if folder is not None:
-            watch_disk(self._registry, {"audit": folder})
-        journal = AuditJournal(folder / _AUDIT_FILE if folder else None, settings.audit_max_records)
+        if settings.audit_dir is not None:
+            watch_disk(self._registry, {"audit": settings.audit_dir})
+        journal = _journal(settings)
         self.audit = AuditLog(
             journal,
             clock,
@@ -153,6 +152,15 @@ class GuardApp:
 
     async def _keep_policies(self) -> None:
         await self.book.keep(self._settings.policy_poll_s)
+
+
+def _journal(settings: GuardSettings) -> AuditJournal:
+    folder = settings.audit_dir
+    return AuditJournal(
+        folder / _AUDIT_FILE if folder else None,
+        settings.audit_max_records,
+        is_published=bool(settings.kafka_bootstrap),
+    )
 
 
 def _input_judge(

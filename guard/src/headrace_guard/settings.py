@@ -94,7 +94,7 @@ class GuardSettings(HandOverSettings):
         1_000_000,
         ge=1,
         le=1_000_000_000,
-        description="Audit records kept here once Kafka has them; older ones are forgotten.",
+        description="Audit records kept; older ones are forgotten once Kafka, if any, has them.",
     )
     audit_max_waiting: int = Field(
         20_000,
