@@ -20,7 +20,9 @@ from headrace_gateway.state import schema
 from headrace_gateway.state.store import Owner, StateStore
 from headrace_testing.batches import URL, ended, jsonl, line, results
 from headrace_testing.clock import FakeClock
+from headrace_testing.fake_worker import MODEL
 from headrace_testing.gateway_fleet import GatewayFleet
+from headrace_testing.waiting import eventually
 
 ASKED: dict[str, Any] = {
     "filename": "in.jsonl",
@@ -182,6 +184,14 @@ async def test_wrong_uploads_are_refused(fleet: GatewayFleet, fields: Any, param
     assert caught.value.param == param
 
 
+async def test_another_method_is_told_the_right_one(fleet: GatewayFleet) -> None:
+    """Of a path that takes POST alone, and of those below it."""
+    async with fleet.http() as http:
+        for path in ("/v1/uploads", "/v1/uploads/upload_1/complete"):
+            answer = await http.get(path)
+            assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
 async def test_wrong_parts_are_refused(
     fleet: GatewayFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,3 +257,37 @@ async def test_an_upload_expires_with_its_parts(tmp_path: Path, clock: FakeClock
     assert await counts() == [1, 1]
     assert await state.read(lambda it: it.execute(select(schema.uploads)).all()) == []
     await state.close()
+
+
+async def test_uploads_and_message_batches_are_kept_in_postgresql(
+    postgres_url: str, fleet_parts: GatewayFleet
+) -> None:
+    """The same statements run there: locks, pages, sweeps."""
+    fleet_parts.settings["state_url"] = postgres_url
+    await fleet_parts.start()
+    async with fleet_parts.openai() as client, fleet_parts.anthropic() as other:
+        upload_id = await begin(client, 4)
+        part_ids = [await add(client, upload_id, text) for text in (b"ab", b"cd")]
+        done = await client.uploads.complete(upload_id, part_ids=part_ids)
+        assert done.file is not None
+        assert (await client.files.content(done.file.id)).content == b"abcd"
+        cancelled = await begin(client, 4)
+        assert (await client.uploads.cancel(cancelled)).status == "cancelled"
+        batches = other.messages.batches
+        params: Any = {"model": MODEL, "max_tokens": 4, "messages": line("a")["body"]["messages"]}
+        made = [
+            (await batches.create(requests=[{"custom_id": "a", "params": params}])).id
+            for _ in range(3)
+        ]
+        assert [one.id async for one in batches.list(limit=1)] == made[::-1]
+        assert [one.id async for one in batches.list(before_id=made[0], limit=1)] == made[1:]
+
+        async def has_ended() -> bool:
+            return (await batches.retrieve(made[0])).processing_status == "ended"
+
+        await eventually(has_ended, within_s=20, every_s=0.1)
+        kinds = [one.result.type async for one in await batches.results(made[0])]
+        assert kinds == ["succeeded"]
+        await batches.delete(made[0])
+        assert [one.id async for one in batches.list()] == made[:0:-1]
+    await fleet_parts.close()

@@ -67,6 +67,15 @@ await check("openai: a batch", async () => {
   const results = await (await openai.files.content(batch.output_file_id)).text();
   assert.equal(JSON.parse(results).custom_id, "1");
 });
+await check("openai: an upload in parts", async () => {
+  const upload = await openai.uploads.create({ bytes: 4, filename: "b.jsonl", mime_type: "application/jsonl", purpose: "batch" });
+  const part_ids = [];
+  for (const text of ["ab", "cd"]) {
+    part_ids.push((await openai.uploads.parts.create(upload.id, { data: await toFile(Buffer.from(text), "part") })).id);
+  }
+  const { file } = await openai.uploads.complete(upload.id, { part_ids });
+  assert.equal(await (await openai.files.content(file.id)).text(), "abcd");
+});
 await check("openai: an error by its class", async () => {
   await assert.rejects(openai.chat.completions.create({ model: "nobody", messages }), OpenAI.NotFoundError);
 });
@@ -83,6 +92,17 @@ await check("anthropic: a forced tool", async () => {
   const tool_choice = { type: "tool", name: "count", disable_parallel_tool_use: true };
   const final = await anthropic.messages.stream({ model: MODEL, messages, max_tokens: 60, tools, tool_choice }).finalMessage();
   assert(Number.isInteger(final.content.find((block) => block.type === "tool_use").input.n));
+});
+await check("anthropic: a message batch", async () => {
+  const params = { model: MODEL, messages, max_tokens: 4 };
+  let batch = await anthropic.messages.batches.create({ requests: [{ custom_id: "1", params }] });
+  for (let waits = 0; waits < 240 && batch.processing_status !== "ended"; waits += 1) {
+    await new Promise((resolve) => setTimeout(resolve, 500));
+    batch = await anthropic.messages.batches.retrieve(batch.id);
+  }
+  const results = [];
+  for await (const one of await anthropic.messages.batches.results(batch.id)) results.push(one);
+  assert.deepEqual(results.map((one) => [one.custom_id, one.result.type]), [["1", "succeeded"]]);
 });
 
 const providers = {

@@ -13,7 +13,7 @@ from typing import Any
 import anthropic.types as theirs
 import httpx
 import openai.types as ours
-from openai.types import chat, responses
+from openai.types import chat, responses, uploads
 from pydantic import TypeAdapter, ValidationError
 
 MODEL = os.environ["MODEL"]
@@ -130,7 +130,7 @@ for end in ("complete", "cancel"):
     check("begun upload", ours.Upload, begun)
     path = f"/v1/uploads/{begun['id']}"
     part = http.post(f"{path}/parts", files={"data": b"ab"}).raise_for_status().json()
-    check("part", ours.uploads.UploadPart, part)
+    check("part", uploads.UploadPart, part)
     body = {"json": {"part_ids": [part["id"]]}} if end == "complete" else {}
     done = http.post(f"{path}/{end}", **body).raise_for_status().json()
     check(f"upload after {end}", ours.Upload, done)

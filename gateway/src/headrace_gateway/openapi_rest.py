@@ -190,7 +190,14 @@ LINKS: dict[str, Json] = {
             "delete": "~1v1~1files~1{file_id}/delete",
         },
     ),
-    "/v1/uploads": _links("upload_id", {"cancel": "~1v1~1uploads~1{upload_id}~1cancel/post"}),
+    "/v1/uploads": _links(
+        "upload_id",
+        {
+            "add": "~1v1~1uploads~1{upload_id}~1parts/post",
+            "complete": "~1v1~1uploads~1{upload_id}~1complete/post",
+            "cancel": "~1v1~1uploads~1{upload_id}~1cancel/post",
+        },
+    ),
     "/v1/batches": _links(
         "batch_id",
         {

@@ -123,7 +123,9 @@ def rest_app(
         return _answer(request, _explain(error))
 
     @app.exception_handler(404)
-    async def on_unknown(request: Request, _error: HTTPException) -> Response:
+    async def on_unknown(request: Request, error: HTTPException) -> Response:
+        if request.url.path in posts:
+            return await on_other_method(request, error)
         asked = f"{request.method[:20]} {request.url.path[:200]}"
         return _answer(request, error_body.UnknownUrl(f"Unknown request URL: {asked}."))
 
