@@ -89,6 +89,20 @@ async def test_a_message_batch_from_requests_to_results(fleet: GatewayFleet) -> 
     assert {it.priority for it in fleet.worker.requests} == {PRIORITY_BATCH}
 
 
+async def test_the_guard_judges_each_request_of_a_message_batch(fleet: GatewayFleet) -> None:
+    """What it refuses is that request's result, and no model sees it."""
+    fleet.guard.blocklist.append("canary")
+    async with fleet.anthropic() as client:
+        asked = [request("canary"), request("good")]
+        made = await client.messages.batches.create(requests=asked)
+        await ended(client, made.id)
+        found = await results(client, made.id)
+    assert found["good"].type == "succeeded"
+    assert found["canary"].type == "errored"
+    assert found["canary"].error.error.type == "invalid_request_error"
+    assert len(fleet.worker.requests) == 1
+
+
 async def test_a_message_batch_is_cancelled_and_deleted(fleet: GatewayFleet) -> None:
     """What is answered stays, the rest is told as canceled; only what has ended can be deleted."""
     fleet.worker.switches.delay_per_token_s = 0.1

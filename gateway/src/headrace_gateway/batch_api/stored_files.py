@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -79,9 +79,13 @@ class StoredFiles:
             InvalidRequest: it is too large, or the project has no room for it.
         """
         row = await self.write(owner, file_id, filename, purpose, pieces, size_bytes)
-        shown = self.to_show(row, ttl_s)
-        await self._state.write(lambda it: show(it, shown), owner.tenant_id)
-        return file_json(shown)
+        row["expires_s"] = self.end_s(row["created_s"], ttl_s)
+        done = {name: row[name] for name in ("size_bytes", "expires_s")}
+        where = files.c.file_id == file_id
+        await self._state.write(
+            lambda it: it.execute(update(files).where(where).values(done)), owner.tenant_id
+        )
+        return file_json(row)
 
     async def write(
         self,
@@ -92,7 +96,7 @@ class StoredFiles:
         pieces: AsyncIterator[bytes],
         size_bytes: int = 0,
     ) -> Json:
-        """Write a file that nobody sees, and that is swept unless it is shown soon; return its row.
+        """Write a file that nobody sees, and that is swept in an hour; return its row.
 
         Args:
             owner: whose it is.
@@ -122,10 +126,9 @@ class StoredFiles:
         )
         return {**row, "size_bytes": await self._write_chunks(owner, file_id, pieces)}
 
-    def to_show(self, row: Json, ttl_s: int | None) -> Json:
-        """Return the row of a file that is written, with its end; None = as late as any."""
-        expires_s = row["created_s"] + min(ttl_s or self.limits.ttl_s, self.limits.ttl_s)
-        return {**row, "expires_s": expires_s}
+    def end_s(self, created_s: int, ttl_s: int | None) -> int:
+        """Return until when a file is kept that may be so for a time; None = as long as any."""
+        return created_s + min(ttl_s or self.limits.ttl_s, self.limits.ttl_s)
 
     async def _write_chunks(self, owner: Owner, file_id: str, pieces: AsyncIterator[bytes]) -> int:
         size_bytes, idx, waiting = 0, 0, bytearray()
@@ -212,10 +215,15 @@ class StoredFiles:
             idx += 1
 
 
-def show(connection: Connection, row: Json) -> None:
-    """Let a file that is written be seen."""
-    done = {name: row[name] for name in ("size_bytes", "expires_s")}
-    connection.execute(update(files).where(files.c.file_id == row["file_id"]).values(done))
+def join(connection: Connection, row: Json, part_ids: Sequence[str]) -> None:
+    """Make one file, which is seen, of some that nobody sees, in their order."""
+    num_chunks, chunks = 0, file_chunks.c
+    for part_id in part_ids:
+        moved = {"file_id": row["file_id"], "chunk_idx": chunks.chunk_idx + num_chunks}
+        move = update(file_chunks).where(chunks.file_id == part_id).values(moved)
+        num_chunks += connection.execute(move).rowcount
+    connection.execute(delete(files).where(files.c.file_id.in_(part_ids)))
+    connection.execute(insert(files), row)
 
 
 def file_json(row: RowMapping | Json) -> Json:

@@ -1,8 +1,8 @@
 """Uploads: files that come in parts, in any order and over several connections.
 
-A part is a file that nobody sees, named after its upload; it takes room like any other. A completed
-upload's parts are written once more, as one file, which is seen in the moment in which the upload
-is completed. What is left over is swept.
+A part is a file that nobody sees, named after its upload; it takes room like any other. In the
+moment in which an upload is completed its parts become one file: their pieces change their owner,
+nothing is copied. What is left over is swept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headrace_common.clock import Clock
 from headrace_common.errors import InvalidRequest, NotFound, RateLimited
 from headrace_common.ids import ulid
 from headrace_gateway.answer_extras import Json
-from headrace_gateway.batch_api.stored_files import StoredFiles, file_json, show
+from headrace_gateway.batch_api.stored_files import StoredFiles, file_json, join
 from headrace_gateway.state.schema import files, uploads
 from headrace_gateway.state.store import Owner, StateStore
 
@@ -103,7 +103,9 @@ class StoredUploads:
             InvalidRequest: the upload is over or has too many parts, or there is no room.
             NotFound: there is no such upload.
         """
-        _check_pending(await self.find(owner, upload_id))
+        upload = await self.find(owner, upload_id)
+        if upload["status"] != _PENDING:
+            raise _over(upload)
         asked = select(func.count()).select_from(files).where(*_parts(owner, upload_id))
         if await self._state.read(lambda it: it.execute(asked).scalar_one()) >= MAX_PARTS:
             raise InvalidRequest(f"An upload may have at most {MAX_PARTS} parts.", param="data")
@@ -121,35 +123,35 @@ class StoredUploads:
             NotFound: there is no such upload.
         """
         upload = await self.find(owner, upload_id)
-        if upload["status"] == _COMPLETED:
-            return upload
-        _check_pending(upload)
-        await self._check_parts(owner, upload, part_ids)
-        digest = hashlib.md5(usedforsecurity=False)
-
-        async def content() -> AsyncIterator[bytes]:
-            for part_id in part_ids:
-                async for piece in self._files.read(owner, part_id):
-                    digest.update(piece)
-                    yield piece
-
-        # The parts have taken the room.
-        row = await self._files.write(
-            owner, self._files.new_id(), upload["filename"], upload["purpose"], content()
-        )
-        if row["size_bytes"] != upload["bytes"]:
-            raise InvalidRequest("The upload ended while it was completed.", param="upload_id")
-        if md5 is not None and digest.hexdigest() != md5.lower():
-            raise InvalidRequest("The parts have another md5.", param="md5")
-        row = self._files.to_show(row, upload["ttl_s"])
+        if md5 is not None and upload["status"] == _PENDING:
+            await self._state.read(
+                lambda it: _check_parts(it, owner, upload, part_ids), owner.tenant_id
+            )
+            await self._check_md5(owner, part_ids, md5)
+        now_s = self.now_s()
+        row = {
+            "file_id": self._files.new_id(),
+            "tenant_id": owner.tenant_id,
+            "project_id": owner.project_id,
+            "filename": upload["filename"],
+            "purpose": upload["purpose"],
+            "size_bytes": upload["bytes"],
+            "created_s": now_s,
+            "expires_s": self._files.end_s(now_s, upload["ttl_s"]),
+        }
         done = {"body": orjson.dumps({**upload, "file": file_json(row)}), "status": _COMPLETED}
 
         def work(connection: Connection) -> None:
             if self._end(connection, owner, upload_id, done):
-                show(connection, row)
+                _check_parts(connection, owner, upload, part_ids)
+                join(connection, row, part_ids)
+                self._let_go(connection, owner, upload_id)
 
         await self._state.write(work, owner.tenant_id)
-        return await self.find(owner, upload_id)
+        upload = await self.find(owner, upload_id)
+        if upload["status"] != _COMPLETED:
+            raise _over(upload)
+        return upload
 
     async def cancel(self, owner: Owner, upload_id: str) -> Json:
         """Let an upload go; return it. Of one that is cancelled nothing changes.
@@ -158,48 +160,61 @@ class StoredUploads:
             InvalidRequest: it is completed.
             NotFound: there is no such upload.
         """
-        done = {"status": _CANCELLED}
-        await self._state.write(lambda it: self._end(it, owner, upload_id, done), owner.tenant_id)
+
+        def work(connection: Connection) -> None:
+            if self._end(connection, owner, upload_id, {"status": _CANCELLED}):
+                self._let_go(connection, owner, upload_id)
+
+        await self._state.write(work, owner.tenant_id)
         upload = await self.find(owner, upload_id)
         if upload["status"] == _COMPLETED:
             raise InvalidRequest("A completed upload cannot be cancelled; delete its file.")
         return upload
 
-    async def _check_parts(self, owner: Owner, upload: Json, part_ids: Sequence[str]) -> None:
-        asked = select(files.c.file_id, files.c.size_bytes).where(*_parts(owner, upload["id"]))
-        rows = await self._state.read(lambda it: it.execute(asked).all(), owner.tenant_id)
-        # A part's size is negative, as of any file that nobody sees.
-        sizes, total = {row[0]: -row[1] for row in rows}, 0
-        for idx, part_id in enumerate(part_ids):
-            if part_id not in sizes:
-                raise InvalidRequest(
-                    f"Part {part_id[:100]!r} is not one of this upload's, or named twice.",
-                    param=f"part_ids[{idx}]",
-                )
-            total += sizes.pop(part_id)
-        if total != upload["bytes"]:
-            raise InvalidRequest(
-                f"The parts have {total} bytes together; {upload['bytes']} were announced.",
-                param="part_ids",
-            )
+    async def _check_md5(self, owner: Owner, part_ids: Sequence[str], md5: str) -> None:
+        digest = hashlib.md5(usedforsecurity=False)
+        for part_id in part_ids:
+            async for piece in self._files.read(owner, part_id):
+                digest.update(piece)
+        if digest.hexdigest() != md5.lower():
+            raise InvalidRequest("The parts have another md5.", param="md5")
 
     def _end(self, connection: Connection, owner: Owner, upload_id: str, done: Json) -> bool:
         """End a pending upload; return whether it was one."""
         where = (*_owned(owner), *self._is(upload_id), uploads.c.status == _PENDING)
-        if not connection.execute(update(uploads).where(*where).values(done)).rowcount:
-            return False
-        # Their room is free at once.
+        return connection.execute(update(uploads).where(*where).values(done)).rowcount > 0
+
+    def _let_go(self, connection: Connection, owner: Owner, upload_id: str) -> None:
+        """Free the room of parts that are of no more use."""
         left = {"expires_s": self.now_s() + _LEFT_S, "size_bytes": -1}
         connection.execute(update(files).where(*_parts(owner, upload_id)).values(left))
-        return True
 
     def _is(self, upload_id: str) -> tuple[ColumnElement[bool], ...]:
         return uploads.c.upload_id == upload_id, uploads.c.expires_s > self.now_s()
 
 
-def _check_pending(upload: Json) -> None:
-    if upload["status"] != _PENDING:
-        raise InvalidRequest(f"The upload is {upload['status']}.", param="upload_id")
+def _over(upload: Json) -> InvalidRequest:
+    return InvalidRequest(f"The upload is {upload['status']}.", param="upload_id")
+
+
+def _check_parts(
+    connection: Connection, owner: Owner, upload: Json, part_ids: Sequence[str]
+) -> None:
+    asked = select(files.c.file_id, files.c.size_bytes).where(*_parts(owner, upload["id"]))
+    # A part's size is negative, as of any file that nobody sees.
+    sizes, total = {row[0]: -row[1] for row in connection.execute(asked)}, 0
+    for idx, part_id in enumerate(part_ids):
+        if part_id not in sizes:
+            raise InvalidRequest(
+                f"Part {part_id[:100]!r} is not one of this upload's, or named twice.",
+                param=f"part_ids[{idx}]",
+            )
+        total += sizes.pop(part_id)
+    if total != upload["bytes"]:
+        raise InvalidRequest(
+            f"The parts have {total} bytes together; {upload['bytes']} were announced.",
+            param="part_ids",
+        )
 
 
 def _owned(owner: Owner) -> tuple[ColumnElement[bool], ...]:
