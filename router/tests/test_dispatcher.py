@@ -1,6 +1,8 @@
 """From arrival to end: queueing, release, cancellation."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from random import Random
 from typing import get_args
@@ -64,6 +66,23 @@ async def test_an_idle_fleet_picks_at_once(fleet, ask, make_dispatcher) -> None:
     ticket.close()
     ticket.close()
     assert fleet.loads.num_requests() == 0
+
+
+async def test_an_ended_pick_leaves_nothing_to_the_collector(fleet, ask, make_dispatcher) -> None:
+    """Picked at once or queued before: with the collector off nothing of it stays."""
+    fleet.add("w1")
+    dispatcher = make_dispatcher()
+    gc.disable()
+    try:
+        tickets = [dispatcher.submit(ask(LONG), None) for _ in range(2)]
+        assert [it.picked.done() for it in tickets] == [True, False]
+        seen = [weakref.ref(it) for it in tickets]
+        while tickets:
+            tickets.pop().close()
+        await asyncio.sleep(0)
+        assert [it() for it in seen] == [None, None]
+    finally:
+        gc.enable()
 
 
 async def test_the_first_token_of_one_lets_the_next_go(fleet, ask, dispatcher) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 
 from headrace_common.clock import Clock
 from headrace_common.errors import HeadraceError
@@ -36,7 +37,9 @@ class PendingPick:
     def __init__(self, desk: PickDesk, query: Query, max_wait_s: float | None) -> None:
         self.picked: asyncio.Future[Choice] = asyncio.get_running_loop().create_future()
         try:
-            self._ticket: Ticket = desk.submit(query, max_wait_s, self._settle)
+            # The ticket knows the future and not us, so that all goes with the last who knows us.
+            settle = partial(_settle, self.picked)
+            self._ticket: Ticket = desk.submit(query, max_wait_s, settle)
         except HeadraceError:
             self.picked.cancel()
             raise
@@ -58,13 +61,14 @@ class PendingPick:
             self.picked.exception()
         self._ticket.close()
 
-    def _settle(self, outcome: Outcome) -> None:
-        if self.picked.done():
-            return
-        if isinstance(outcome, HeadraceError):
-            self.picked.set_exception(outcome)
-        else:
-            self.picked.set_result(outcome)
+
+def _settle(picked: asyncio.Future[Choice], outcome: Outcome) -> None:
+    if picked.done():
+        return
+    if isinstance(outcome, HeadraceError):
+        picked.set_exception(outcome)
+    else:
+        picked.set_result(outcome)
 
 
 class Dispatcher:

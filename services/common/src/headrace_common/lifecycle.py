@@ -151,6 +151,11 @@ def raise_if_cancelled() -> None:
     Raises:
         asyncio.CancelledError: the task was asked to end.
     """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
+    if is_cancelled():
         raise asyncio.CancelledError
+
+
+def is_cancelled() -> bool:
+    """Whether the current task was asked to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

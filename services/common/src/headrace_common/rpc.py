@@ -24,7 +24,7 @@ from google.protobuf.message_factory import GetMessageClass
 from opentelemetry.trace import SpanKind
 
 from headrace_common.errors import Deadline, HeadraceError, Internal, InvalidRequest
-from headrace_common.lifecycle import raise_if_cancelled
+from headrace_common.lifecycle import is_cancelled
 from headrace_common.metrics import RpcMetrics
 from headrace_common.rpc_status import from_rpc_error
 from headrace_common.telemetry import current_traceparent, span
@@ -173,7 +173,8 @@ def serving(method: BoundMethod, traceparent: str, metrics: RpcMetrics | None) -
         raise
     except asyncio.CancelledError as error:
         code = "CANCELLED"
-        raise_if_cancelled()
+        if is_cancelled():
+            raise
         # From inside, such as a future that others share: the caller is still there and waits.
         code = "INTERNAL"
         _log.exception("%s was cancelled from inside", method.name)

@@ -255,10 +255,16 @@ class SessionServicer:
                 call.deliver(item.payload)
             if item.is_last:
                 call.deliver(None)
+
+            def forget(task: asyncio.Task[None]) -> None:
+                self._running.discard(task)
+                calls.pop(item.call_id, None)
+                # A cancelled task holds the frames that it left, and they hold the call.
+                call.task = None
+
             call.task = asyncio.create_task(call.run(self._metrics))
             self._running.add(call.task)
-            call.task.add_done_callback(self._running.discard)
-            call.task.add_done_callback(lambda _: calls.pop(item.call_id, None))
+            call.task.add_done_callback(forget)
 
     @staticmethod
     def _end(call_id: int, error: HeadraceError, outbox: ItemSink) -> None:
