@@ -10,6 +10,7 @@ from sqlalchemy import select
 
 from headrace_common.errors import InvalidRequest, NotFound
 from headrace_gateway.answer_extras import Json
+from headrace_gateway.batch_api.input_lines import InputLine
 from headrace_gateway.batch_api.stored_batches import Batch, StoredBatches
 from headrace_gateway.batch_api.stored_files import FileLimits, StoredFiles
 from headrace_gateway.pages import rows_from
@@ -131,4 +132,21 @@ async def test_a_page_reads_no_more_than_it_shows(tmp_path: Path, clock: FakeClo
         lambda it: rows_from(it, select(table), key, 2, "f5", is_descending=True)
     )
     assert [row["file_id"] for row in rows] == ["f4", "f3x", "f3"]
+    await state.close()
+
+
+async def test_a_line_that_has_a_result_is_not_dropped(tmp_path: Path, clock: FakeClock) -> None:
+    """Whatever is told of the others, all at once: a line ends once."""
+    state, owner = StateStore(f"sqlite:///{tmp_path / 's.sqlite3'}", clock), Owner("t", "p")
+    stored = StoredBatches(state, ttl_s=60)
+    lines = [InputLine(number, f"l{number}", b"{}") for number in (1, 2, 3)]
+    await stored.add(owner, b"", {"id": "b"}, state.now_s() + 3600, lines)
+    await stored.end_line("b", 2, b"answer", succeeded=True)
+    await stored.drop_lines("b", [(number, b"dropped") for number in (1, 2, 3)])
+    assert [pages async for pages in stored.each_result("b")] == [
+        [b"dropped", b"answer", b"dropped"]
+    ]
+    assert await stored.pending("b", 0, 10) == []
+    counts = (await stored.find(owner, "b"))["request_counts"]
+    assert counts == {"total": 3, "completed": 1, "failed": 2}
     await state.close()

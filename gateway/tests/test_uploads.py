@@ -293,6 +293,15 @@ async def test_uploads_and_message_batches_are_kept_in_postgresql(
         await eventually(has_ended, within_s=20, every_s=0.1)
         kinds = [one.result.type async for one in await batches.results(made[0])]
         assert kinds == ["succeeded"]
+        fleet_parts.worker.switches.refuse = True
+        requests: Any = [{"custom_id": f"r{idx}", "params": params} for idx in range(150)]
+        made.append((await batches.create(requests=requests)).id)
+        await batches.cancel(made[3])
+
+        async def is_cancelled() -> bool:
+            return (await batches.retrieve(made[3])).request_counts.canceled == 150
+
+        await eventually(is_cancelled, within_s=20, every_s=0.1)
         await batches.delete(made[0])
         assert [one.id async for one in batches.list()] == made[:0:-1]
     await fleet_parts.close()

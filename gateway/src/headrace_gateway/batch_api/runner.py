@@ -341,13 +341,17 @@ class BatchRunner:
             "cancelled": "The batch was cancelled before this request was answered.",
         }.get(ending, reason)
         while lines := await self._parts.batches.pending(batch.batch_id, 0, _PAGE_LINES):
+            results = [
+                (
+                    line.line_no,
+                    dropped_line(
+                        _line_id(line.request_id), line.custom_id, f"batch_{ending}", message
+                    ),
+                )
+                for line in lines
+            ]
+            await self._parts.batches.drop_lines(batch.batch_id, results)
             for line in lines:
-                result = dropped_line(
-                    _line_id(line.request_id), line.custom_id, f"batch_{ending}", message
-                )
-                await self._parts.batches.end_line(
-                    batch.batch_id, line.line_no, result, succeeded=False
-                )
                 self._parts.caller.close_line(line.request_id)
 
     async def _finalize(self, batch: Batch, ending: str) -> None:

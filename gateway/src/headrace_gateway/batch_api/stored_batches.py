@@ -25,6 +25,7 @@ from sqlalchemy import (
     Connection,
     RowMapping,
     Select,
+    bindparam,
     delete,
     func,
     not_,
@@ -351,13 +352,12 @@ class StoredBatches:
         self, batch_id: str, line_no: int, result: bytes, *, succeeded: bool
     ) -> None:
         """Keep a line's result, unless it has one."""
-        values = {
-            "state": _SUCCEEDED if succeeded else _FAILED,
-            "request": b"",
-            "result": result,
-        }
-        changed = update(batch_lines).where(*_line(batch_id, line_no)).values(values)
-        await self._state.write(lambda it: it.execute(changed))
+        state = _SUCCEEDED if succeeded else _FAILED
+        await self._state.write(lambda it: _end_lines(it, batch_id, state, [(line_no, result)]))
+
+    async def drop_lines(self, batch_id: str, results: Sequence[tuple[int, bytes]]) -> None:
+        """Keep that lines were never answered: their numbers, and what is told of each."""
+        await self._state.write(lambda it: _end_lines(it, batch_id, _FAILED, results))
 
     async def results(
         self, batch_id: str, after_no: int, limit: int, *, succeeded: bool | None
@@ -401,9 +401,14 @@ def _leased(batch_id: str, worker_id: str) -> Any:  # Any: a SQL condition
     return (batches.c.batch_id == batch_id) & (batches.c.lease_owner == worker_id)
 
 
-def _line(batch_id: str, line_no: int) -> tuple[ColumnElement[bool], ...]:
+def _end_lines(
+    connection: Connection, batch_id: str, state: str, results: Sequence[tuple[int, bytes]]
+) -> None:
     lines = batch_lines.c
-    return lines.batch_id == batch_id, lines.line_no == line_no, lines.state == _PENDING
+    is_one = (lines.batch_id == batch_id) & (lines.line_no == bindparam("no"))
+    values = {"state": state, "request": b"", "result": bindparam("told")}
+    end = update(batch_lines).where(is_one, lines.state == _PENDING).values(values)
+    connection.execute(end, [{"no": line_no, "told": result} for line_no, result in results])
 
 
 def _batch(row: RowMapping) -> Batch:
