@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import re2
 
+from headrace_guard.json_text import strings_of
 from headrace_guard.lookalikes import ascii_lookalike
 from headrace_guard.normalise import Mode, View, view_of
 
@@ -39,7 +40,16 @@ _Edit = tuple[int, int, list[tuple[str, int]]]
 
 def canonical(text: str) -> View:
     """Return *text* as trained classifiers read it. Time grows with its length."""
-    view = view_of(text, Mode.DECODED, is_folded=False)
+    return _readable(view_of(text, Mode.DECODED, is_folded=False))
+
+
+def canonical_strings(text: str) -> View | None:
+    """Return the strings of a text that is JSON, a line each; None = it is not, or has none."""
+    strings = strings_of(view_of(text, Mode.DECODED, is_folded=False))
+    return None if strings is None else _readable(strings)
+
+
+def _readable(view: View) -> View:
     return _leet(_joined(_lookalikes(view)))
 
 

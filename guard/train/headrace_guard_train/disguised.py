@@ -1,15 +1,17 @@
-"""How many attacks of left-out sources are still found when they come in disguise."""
+"""How many attacks of left-out sources are still found in disguise, or as a tool returns them."""
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from headrace_guard.classifiers.dense import Dense
 from headrace_guard.classifiers.embedding import Embedder
+from headrace_guard.classifiers.heads import INDIRECT
 from headrace_guard.classifiers.text_model import Point
 from headrace_guard_train import plan
 from headrace_guard_train.augment import DISGUISES, MAX_CHARS
@@ -72,6 +74,57 @@ def found_in_disguise(
         copies = [replace(row, text=disguise(row.text, rng)) for row in chosen]
         found[disguise.__name__.strip("_")] = _found(head, copies, figures, stages)
     return found
+
+
+def found_in_json(
+    rows: Sequence[Row], figures: HeadFigures, stages: Stages
+) -> dict[str, dict[str, float]]:
+    """Return what `indirect` hits of documents at the balanced point, by the form they come in.
+
+    Args:
+        rows: all there are.
+        figures: how its stages are put together.
+        stages: the models.
+
+    Returns:
+        By form: the share of positives of each source, and of clean texts, by source.
+    """
+    left_out = frozenset().union(*plan.LEFT_OUT)
+    by_source: dict[str, list[Row]] = {}
+    for row in rows:
+        if (label := row.labels.get(INDIRECT)) is not None and row.source in left_out:
+            by_source.setdefault(row.source if label else f"{row.source}, clean", []).append(row)
+    return {
+        form: {
+            source: _found(
+                INDIRECT, [replace(row, text=put(row.text)) for row in mine], figures, stages
+            )
+            for source, mine in sorted(by_source.items())
+        }
+        for form, put in _FORMS.items()
+    }
+
+
+def _as_value(text: str) -> str:
+    return json.dumps({"status": "ok", "results": [{"id": 7, "title": "item", "content": text}]})
+
+
+def _among_others(text: str) -> str:
+    notes = {"id": 1, "title": "Release notes", "body": "Nothing new."}
+    last = {"id": 3, "body": "See you on Monday."}
+    return json.dumps([notes, {"id": 2, "title": "Q", "body": text}, last], indent=2)
+
+
+def _in_a_string(text: str) -> str:
+    return json.dumps({"content": [{"type": "text", "text": _as_value(text)}]})
+
+
+_FORMS: Mapping[str, Callable[[str], str]] = {
+    "as it is": str,
+    "a value of JSON": _as_value,
+    "one value among others": _among_others,
+    "JSON inside a string of JSON": _in_a_string,
+}
 
 
 def _found(head: str, rows: Sequence[Row], figures: HeadFigures, stages: Stages) -> float:

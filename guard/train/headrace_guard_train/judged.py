@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace_guard.classifiers.cuts import read
+from headrace_guard.classifiers.cuts import read, read_document
 from headrace_guard.classifiers.dense import Dense
-from headrace_guard.classifiers.heads import LinearHeads
+from headrace_guard.classifiers.heads import INDIRECT, LinearHeads
 from headrace_guard_train import plan
 from headrace_guard_train.fit import Fitted
 from headrace_guard_train.matrix import Vector
@@ -64,11 +64,11 @@ def judge_linear(head: str, rows: Sequence[Row], fit: Fitted) -> Judged:
     texts: list[str] = []
     windows: list[tuple[int, float]] = []
     for place, (idx, fold) in enumerate(kept):
-        reading = read(rows[idx].text)
-        text = reading.text
-        for peak in models[fold].peaks(reading, frozenset({head}))[head]:
-            texts.append(text[peak.begin : peak.end])
-            windows.append((place, peak.logit))
+        text = rows[idx].text
+        for reading in read_document(text) if head == INDIRECT else [read(text)]:
+            for peak in models[fold].peaks(reading, frozenset({head}))[head]:
+                texts.append(reading.text[peak.begin : peak.end])
+                windows.append((place, peak.logit))
     scored = Scored(
         np.array([idx for idx, _ in kept]),
         np.array([rows[idx].source for idx, _ in kept]),

@@ -208,6 +208,7 @@ def _tables(name: str, found: Json) -> list[str]:
 
 def _rest(found: Json) -> list[str]:
     lines = _disguised(found.get("found_in_disguise", {}))
+    lines += _in_json(found.get("found_in_json", {}))
     if "hazards" in found:
         lines += [
             "## Hazard ids",
@@ -247,6 +248,24 @@ def _disguised(found: Mapping[str, Mapping[str, float]]) -> list[str]:
         *(
             f"| {head} | " + " | ".join(f"{row[kind]:.2f}" for kind in kinds) + " |"
             for head, row in found.items()
+        ),
+        "",
+    ]
+
+
+def _in_json(found: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return a table of documents in the forms in which tools return them."""
+    if not found:
+        return []
+    sources = list(next(iter(found.values())))
+    return [
+        "## In JSON: share of documents of left-out sources hit by `indirect` at `balanced`, whole "
+        "guard",
+        "| form | " + " | ".join(sources) + " |",
+        "|---|" + "---|" * len(sources),
+        *(
+            f"| {form} | " + " | ".join(f"{row[source]:.2f}" for source in sources) + " |"
+            for form, row in found.items()
         ),
         "",
     ]

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from headrace_common.fair_places import NoPlaceError
 from headrace_guard.classifiers.artefact import Artefact, HeadModel
 from headrace_guard.classifiers.base import Match
-from headrace_guard.classifiers.cuts import Reading, read
+from headrace_guard.classifiers.cuts import Reading, read, read_document
 from headrace_guard.classifiers.embedding import Embeds
 from headrace_guard.classifiers.heads import HARM, INDIRECT, INJECTION, TOXICITY, Peak
 from headrace_guard.classifiers.judge import Judge, JudgeFailedError
@@ -172,7 +172,10 @@ class CascadeModels:
         )
 
     def _look(self, text: str, heads: frozenset[str], *, has_words: bool) -> list[_Seen]:
-        reading = read(text)
+        readings = read_document(text) if INDIRECT in heads else [read(text)]
+        return [seen for one in readings for seen in self._look_at(one, heads, has_words)]
+
+    def _look_at(self, reading: Reading, heads: frozenset[str], has_words: bool) -> list[_Seen]:
         peaks = self._artefact.linear.peaks(reading, heads)
         places = {(one.begin, one.end) for found in peaks.values() for one in found}
         said = self._words(reading, sorted(places)) if has_words and places else {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from headrace_guard.canonical import canonical
+from headrace_guard.canonical import canonical, canonical_strings
 from headrace_guard.normalise import View
 
 _SPACES = str.maketrans(dict.fromkeys("\t\n\r\v\f\u00a0\u2028\u2029", " "))
@@ -69,7 +69,20 @@ class Reading:
 
 def read(text: str) -> Reading:
     """Return what is to be judged of a text. What is encoded in it is a text of its own."""
-    view = canonical(text)
+    return _reading(canonical(text))
+
+
+def read_document(text: str) -> list[Reading]:
+    """Return what is to be judged of a document or a tool's result: if it is JSON its strings too.
+
+    As it stands the form of JSON may be the attack; in the strings lines begin and end as they do
+    where the text came from.
+    """
+    strings = canonical_strings(text)
+    return [read(text), *([] if strings is None else [_reading(strings)])]
+
+
+def _reading(view: View) -> Reading:
     return Reading(_flat(view.text), view)
 
 

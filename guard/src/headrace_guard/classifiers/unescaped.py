@@ -22,6 +22,7 @@ import re2
 
 from headrace_guard.classifiers.base import Classifier, Match
 from headrace_guard.classifiers.encoded import Encoded
+from headrace_guard.json_text import undone
 from headrace_guard.normalise import View, Window, next_lefts
 
 _NOTE = "unescaped"
@@ -32,8 +33,6 @@ _AT_END = re.compile(f"(?:{_HIGH}{_LOW}|{_LONE})$")
 # What may become an escape, or half of one, when more comes.
 _BEGUN = r"\\{1,8}(?:u[0-9A-Fa-f]{0,3}|x[0-9A-Fa-f]?)?"
 _OPEN = re2.compile(f"(?:{_HIGH}(?:{_BEGUN})?|{_BEGUN})$")
-_SHORT = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", '"': '"', "/": "/"}
-_UNKNOWN = "\ufffd"
 
 
 class _Cutting(Protocol):
@@ -131,7 +130,7 @@ def _parse(window: Window) -> _Reading | None:
     open_from = len(text) if cut is None else cut.start()
     before = _AT_END.search(window.before)
     if before is not None:
-        lefts = next_lefts(lefts, _undone(before.group()))
+        lefts = next_lefts(lefts, undone(before.group()))
     escapes = tuple(one.span() for one in _ESCAPE.finditer(text, 0, open_from))
     if not escapes and before is None and open_from == len(text):
         return None
@@ -139,7 +138,7 @@ def _parse(window: Window) -> _Reading | None:
     done = 0
     for start, end in escapes:
         parts.add(text[done:start], done, 1)
-        parts.add(_undone(text[start:end]), start, 0)
+        parts.add(undone(text[start:end]), start, 0)
         done = end
     parts.add(text[done:open_from], done, 1)
     shown, view = parts.joined()
@@ -172,18 +171,6 @@ class _Parts:
             return "", View("")
         maps = tuple(self._starts), tuple(self._origins), tuple(self._steps)
         return text, View(text, "", *maps)
-
-
-def _undone(escape: str) -> str:
-    digits = escape.lstrip("\\")
-    if digits in _SHORT:
-        return _SHORT[digits]
-    high, _, low = digits[1:].partition("\\")
-    if low:
-        both = int(high, 16).to_bytes(2, "big") + int(low.lstrip("\\")[1:], 16).to_bytes(2, "big")
-        return both.decode("utf-16-be")
-    char = chr(int(high, 16))
-    return _UNKNOWN if "\ud800" <= char <= "\udfff" else char
 
 
 def _placed(match: Match, view: View) -> Match:

@@ -1,0 +1,89 @@
+r"""Text in JSON, as whoever parses it reads it.
+
+Results of tools are JSON more often than not. What a model that looks for instructions should see
+of ``{"id": 7, "body": "Dear all,\nthe lift ..."}`` is a mail of two lines: its strings, a line
+each, with their escapes undone. Names of fields are left out unless they may say something
+themselves, numbers always. JSON inside a string is read the same way.
+"""
+
+from __future__ import annotations
+
+import re
+
+import re2
+
+from headrace_guard.normalise import View
+
+# JSON by its tokens, in any order, cut off anywhere: nobody promises that it is well formed.
+_TOKENS = re2.compile(
+    rb'\s*[\[{](?:\s|"(?:[^"\\]|\\(?s:.))*"|[\[\]{},:]|-?[0-9][0-9.eE+-]*|true|false|null)*'
+    rb'(?:"(?:[^"\\]|\\(?s:.))*\\?)?'
+)
+_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"?(\s*:)?', re.DOTALL)
+_ESCAPE = re.compile(
+    r"\\u[dD][89abAB][0-9A-Fa-f]{2}\\u[dD][c-fC-F][0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}|\\.", re.DOTALL
+)
+_SHORT = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+_UNKNOWN = "\ufffd"
+# Longer names of fields may say something.
+_MAX_NAME_CHARS = 20
+_MAX_DEPTH = 3
+
+
+def undone(escape: str) -> str:
+    """Return what an escape stands for; several backslashes before its letter count as one."""
+    digits = escape.lstrip("\\")
+    if len(digits) < len("xFF"):
+        return _SHORT.get(digits, digits)
+    high, _, low = digits[1:].partition("\\")
+    if low:
+        both = int(high, 16).to_bytes(2, "big") + int(low.lstrip("\\")[1:], 16).to_bytes(2, "big")
+        return both.decode("utf-16-be")
+    char = chr(int(high, 16))
+    return _UNKNOWN if "\ud800" <= char <= "\udfff" else char
+
+
+def strings_of(view: View) -> View | None:
+    """Return the strings of a text that is JSON, a line each; None = it is not, or has none."""
+    said = _said(view.text, list(range(len(view.text))), 0)
+    if said is None:
+        return None
+    text, places = said
+    origins = view.all_origins()
+    return View.of(text, [origins[place] for place in places], view.left)
+
+
+def _said(text: str, places: list[int], depth: int) -> tuple[str, list[int]] | None:
+    """Return the strings, and the place of each character; None = it is not JSON, or has none."""
+    if depth > _MAX_DEPTH or _TOKENS.fullmatch(text.encode("ascii", "replace")) is None:
+        return None
+    lines: list[str] = []
+    found: list[int] = []
+    for string in _STRING.finditer(text):
+        said, name_follows = string.groups()
+        if not said or (name_follows and len(said) <= _MAX_NAME_CHARS and len(said.split()) < 2):
+            continue
+        line, line_places = _without_escapes(text, places, *string.span(1))
+        inner = _said(line, line_places, depth + 1)
+        line, line_places = inner or (line, line_places)
+        if lines:
+            lines.append("\n")
+            found.append(places[string.start()])
+        lines.append(line)
+        found += line_places
+    return ("".join(lines), found) if lines else None
+
+
+def _without_escapes(text: str, places: list[int], start: int, end: int) -> tuple[str, list[int]]:
+    parts: list[str] = []
+    found: list[int] = []
+    done = start
+    for escape in _ESCAPE.finditer(text, start, end):
+        begin, stop = escape.span()
+        char = "\\" if escape.group() == "\\\\" else undone(escape.group())
+        parts += (text[done:begin], char)
+        found += (*places[done:begin], *([places[begin]] * len(char)))
+        done = stop
+    parts.append(text[done:end])
+    found += places[done:end]
+    return "".join(parts), found
