@@ -8,7 +8,7 @@ import torch
 
 from headrace_common.blocks import chain_key
 from headrace_common.clock import SystemClock
-from headrace_common.errors import InvalidRequest
+from headrace_common.errors import Internal, InvalidRequest
 from headrace_testing import byte_tokenizer
 from headrace_testing.toy_runner import END_ID, ToyRunner
 from headrace_worker.engine.block_events import BlockEventLog
@@ -140,6 +140,19 @@ def test_a_constraint_that_fails_ends_its_own_request_only():
     assert isinstance(outputs[3][-1].error, InvalidRequest)
     assert len(text(outputs[2])) == 9
     assert outputs[2][-1].error is None
+
+
+def test_a_constraint_that_cannot_begin_ends_its_own_request_only():
+    """A mistake behind the constraint is told to whoever asked, and to nobody else."""
+    broken = OneText("ab", 9)
+    broken.begin = lambda: 1 / 0
+    outputs = run(
+        request(1, constraint=OneText("ab", 9)),
+        request(2, constraint=broken),
+        request(3, constraint=OneText("ab", 9)),
+    )
+    assert isinstance(outputs[2][-1].error, Internal)
+    assert [len(text(outputs[key])) for key in (1, 3)] == [9, 9]
 
 
 def test_stop_strings_and_max_tokens_cut_as_ever():

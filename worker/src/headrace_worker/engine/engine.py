@@ -71,8 +71,8 @@ class _Live:
     """A request that the engine has, with its choices and what it will say of its prompt."""
 
     request: Request
-    choices: list[Choice]
-    prompt_logprobs: list[Any]  # Any: Sampled
+    choices: list[Choice] = field(default_factory=list)
+    prompt_logprobs: list[Sampled] = field(default_factory=list)
     # How many of those there have been, told or not.
     num_prompt_scored: int = 0
     pooler: Pooler = field(default_factory=Pooler)
@@ -217,13 +217,10 @@ class Engine:
                 self._add(command)
 
     def _add(self, request: Request) -> None:
-        counts = Counter(request.prompt_token_ids) if request.sampling.uses_counts else Counter()
-        choices = [
-            Choice(seq, self._table, counts, self.max_sequence_tokens) for seq in request.sequences
-        ]
-        live = self._live[request.key] = _Live(request, choices, [])
+        live = self._live[request.key] = _Live(request)
         try:
-            for choice in choices:
+            live.choices = self._choices(request)
+            for choice in live.choices:
                 self._replay(choice)
             if request.is_finished:
                 self._output(live)
@@ -235,6 +232,12 @@ class Engine:
         except Exception:  # noqa: BLE001 - edge: no request may end the loop
             _log.exception("request %s could not be taken in", request.request_id)
             self._fail(live, Internal())
+
+    def _choices(self, request: Request) -> list[Choice]:
+        counts = Counter(request.prompt_token_ids) if request.sampling.uses_counts else Counter()
+        return [
+            Choice(seq, self._table, counts, self.max_sequence_tokens) for seq in request.sequences
+        ]
 
     def _replay(self, choice: Choice) -> None:
         finish = choice.replay()
