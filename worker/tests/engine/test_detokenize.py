@@ -93,7 +93,8 @@ def test_a_resumed_stream_goes_on_exactly_where_it_broke(text, stops, broken_at)
         sent += piece.text
         if piece.stop_matched is not None:
             return
-    second.replay(data[:broken_at])
+    for byte in data[:broken_at]:
+        second.push(byte)
     matched = None
     for byte in data[broken_at:]:
         piece = second.push(byte)

@@ -9,7 +9,7 @@ that *ends* first wins, the longest of those that end together.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace_worker.engine.token_table import TokenTable
@@ -45,11 +45,6 @@ class Detokenizer:
         if not self._stops or self._num_tokens <= self._min_tokens:
             return Piece(text)
         return self._search(self._held + text)
-
-    def replay(self, token_ids: Iterable[int]) -> None:
-        """Take tokens whose text was sent before; what was held back then is held back now."""
-        for token_id in token_ids:
-            self.push(token_id)
 
     def finish(self) -> str:
         """Return what was held back: the choice ended without a stop string."""
