@@ -74,6 +74,8 @@ class ToyRunner:
         self.go.wait()
         if any(self.poison_id in row.token_ids for row in rows):
             raise RuntimeError("poisoned")
+        if not all(row.token_ids for row in rows):
+            raise ValueError("a row without a token")
         self.step_tokens.append(sum(len(row.token_ids) for row in rows))
         for row in rows:
             for pos, token_id in enumerate(row.token_ids, row.start_pos):
