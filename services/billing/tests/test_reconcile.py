@@ -23,7 +23,7 @@ from headrace_common import kafka_client
 from headrace_common.clock import SystemClock
 from headrace_contracts.billing.v1 import billing_pb2 as pb
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
-from headrace_contracts.usage.v1.usage_pb2 import UsageEvent, WorkerUsage
+from headrace_contracts.usage.v1.usage_pb2 import ENDING_SWEPT, UsageEvent, WorkerUsage
 from headrace_testing.clock import FakeClock
 from headrace_testing.servers import LocalServer
 from headrace_testing.usage_events import closed, opened, witnessed
@@ -66,6 +66,26 @@ async def test_prompts_of_one_request_are_looked_up_together(
     await book(database, witnessed("req_3#1"), witnessed("req_2#2", usage=few))
     wrong = await reconcile(desk, EmptyLog())
     assert (wrong.ok, wrong.num_witness_missing, wrong.num_witness_differs) == (False, 1, 1)
+
+
+async def test_a_corrected_request_is_compared_by_its_correction(database: Database) -> None:
+    """It was closed for its gateway by what a worker had told so far; both told the rest later."""
+    desk = Desk(database, ChangeFeed(database), SystemClock(), kept_days=1)
+    begun = TokenUsage(prompt_tokens=10, output_tokens=5)
+    whole = TokenUsage(prompt_tokens=10, output_tokens=9)
+    await book(database, opened("req_1"), witnessed("req_1#0", usage=begun))
+    await book(database, closed("req_1", usage=TokenUsage(), ending=ENDING_SWEPT))
+    await book(database, witnessed("req_1#0", usage=whole))
+    swept = await reconcile(desk, EmptyLog())
+    assert swept.num_witness_differs == 1
+    await book(database, closed("req_1", usage=whole))
+    corrected = await reconcile(desk, EmptyLog())
+    assert (corrected.ok, corrected.num_witnessed, list(corrected.problems)) == (True, 1, [])
+    fuller = TokenUsage(prompt_tokens=10, output_tokens=11)
+    await book(database, witnessed("req_1#0", usage=fuller))
+    wrong = await reconcile(desk, EmptyLog())
+    assert wrong.num_witness_differs == 1
+    assert "booked with 9 output tokens" in wrong.problems[0]
 
 
 class AbsentLog:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, or_, select
 from headrace_billing import schema
 from headrace_billing.deliveries import EventKey, parse
 from headrace_billing.desk import Desk
-from headrace_billing.ledger import CLOSED, best_witness
+from headrace_billing.ledger import CLOSED, best_witness, corrected_id, correction_ids
 from headrace_billing.usage_store import find_missing
 from headrace_common import kafka_client
 from headrace_common.ids import jobs_prefix, request_of
@@ -164,7 +164,8 @@ def _compare_one(
         answer.num_witness_missing += 1
         answer.problems.append(f"Request {request_id} was worked on and is not in the books.")
         return
-    closed = next((it for it in events if it.kind == CLOSED), None)
+    closes = {it.request_id: it for it in events if it.kind == CLOSED}
+    closed = closes.get(correction_ids(request_id)[0], closes.get(request_id))
     best = best_witness(witnesses)
     if closed is None or best is None or closed.usage.output_tokens == best.output_tokens:
         return
@@ -195,8 +196,12 @@ def _witnesses(connection: Connection, after: str) -> tuple[dict[str, list[Worke
 
 
 def _booked(connection: Connection, ids: Sequence[str]) -> dict[str, list[UsageEvent]]:
+    """Return what is booked of each request, corrections included: those tell the whole usage."""
     table, found = schema.usage_events, dict[str, list[UsageEvent]]()
-    query = select(table.c.request_id, table.c.payload).where(table.c.request_id.in_(ids))
+    wanted = [*ids, *(correction_ids(it)[0] for it in ids)]
+    query = select(table.c.request_id, table.c.payload).where(table.c.request_id.in_(wanted))
     for row in connection.execute(query):
-        found.setdefault(row.request_id, []).append(UsageEvent.FromString(row.payload))
+        found.setdefault(corrected_id(row.request_id), []).append(
+            UsageEvent.FromString(row.payload)
+        )
     return found
