@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from prometheus_client import CollectorRegistry
 
-from headrace_common.clock import SystemClock
+from headrace_common.clock import Clock, SystemClock
+from headrace_contracts.billing.v1.billing_pb2 import Price, PriceTable
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 from headrace_contracts.usage.v1.usage_pb2 import UsageEvent
 from headrace_contracts.worker.v1.worker_pb2 import ModelCard
@@ -60,7 +63,11 @@ class FullUsageLog:
 
     is_full = False
 
+    def __init__(self) -> None:
+        self.offered: list[UsageEvent] = []
+
     def opened(self, event: UsageEvent) -> asyncio.Future[None]:
+        self.offered.append(event)
         raise ConnectionAbortedError(event.request_id)
 
 
@@ -92,8 +99,22 @@ class Intake:
         return [EncodedPrompt(TokenIds.of([1]), b"", 2)]
 
 
-def flow_over(limiter: Limiter) -> tuple[RequestFlow, Admission]:
-    metrics, clock = GatewayMetrics(CollectorRegistry()), SystemClock()
+class HastyClock:
+    """A second passes whenever somebody looks at the wall clock."""
+
+    def __init__(self) -> None:
+        self.second = 0
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def unix_s(self) -> float:
+        self.second += 1
+        return float(self.second)
+
+
+def flow_over(limiter: Limiter, clock: Clock | None = None) -> tuple[RequestFlow, Admission]:
+    metrics, clock = GatewayMetrics(CollectorRegistry()), clock or SystemClock()
     admission = Admission(limiter, metrics)
     card = ServedCard.of(ModelCard(model="m"))
     model = SimpleNamespace(encoder=None, card=card)
@@ -111,7 +132,7 @@ def flow_over(limiter: Limiter) -> tuple[RequestFlow, Admission]:
         admission=admission,
         generator=unused,
         usage_log=cast(Any, FullUsageLog()),
-        prices=PriceBook(clock),
+        prices=PriceBook(),
         clock=clock,
         metrics=metrics,
         limits=FlowLimits(),
@@ -143,3 +164,21 @@ async def test_what_is_admitted_is_given_back_wherever_the_client_leaves() -> No
             break
         num_turns += 1
     assert num_turns > limiter.num_admitted > 1
+
+
+async def test_a_request_is_held_at_the_price_of_the_moment_it_is_recorded_with() -> None:
+    """The ledger prices it by that moment; a price may begin while it is admitted."""
+    flow, admission = flow_over(Limiter(), HastyClock())
+    rows = [
+        Price(model="m", version=it, input_nano_usd=it, effective_from_unix_s=it)
+        for it in range(1, 100)
+    ]
+    flow.prices.load(PriceTable(version=99, prices=rows))
+    exchange = cast(Any, SimpleNamespace(headers=[], client_is_gone=False))
+    visit = Visit("req_1", Principal(tenant_id="t"), exchange, parse_chat(BODY), make_sink, 0.0)
+    with pytest.raises(ConnectionAbortedError):
+        await flow.serve(visit)
+    await flow.closings.drain()
+    await admission.close()
+    [opened] = cast(FullUsageLog, flow.usage_log).offered
+    assert opened.hold_nano_usd == opened.admitted_unix_us // 1_000_000 > 0

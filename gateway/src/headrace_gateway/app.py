@@ -109,7 +109,7 @@ class Gateway:
         self.directory = ModelDirectory(self._router, self._workers)
         self.routes = RouteWatch(settings.model_routes_file, self.metrics)
         self._names = ModelNames(self.directory, self.routes)
-        self._prices = PriceWatch(self._billing, PriceBook(clock))
+        self._prices = PriceWatch(self._billing, PriceBook())
         self._auth = KeyAuth(self._billing, clock, self.metrics, self._prices.on_change)
         self._admission = Admission(self._limits, self.metrics)
         self._intake = Intake(settings.default_max_tokens, self.metrics.prompts_encoding.set)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headrace_common.clock import Clock
 from headrace_common.price_rows import Level, PriceRow, PriceRows, best_row, cached_tokens
 from headrace_contracts.billing.v1.billing_pb2 import PriceTable
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
@@ -28,14 +27,9 @@ _FREE = PriceRow("")
 
 
 class PriceBook:
-    """The newest price table known.
+    """The newest price table known."""
 
-    Args:
-        clock: for rows that begin or end at a moment.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._rows = PriceRows()
         # What was found in this second: which rows are in effect changes at whole seconds only.
         self._found: dict[tuple[str, int], Rates] = {}
@@ -52,14 +46,16 @@ class PriceBook:
         self.version = table.version
         self._rows, self._found = PriceRows(map(PriceRow.of, table.prices)), {}
 
-    def find(self, model: str, tier: int = usage_pb2.PRICE_TIER_STANDARD) -> Rates:
-        """Return what prices a request for *model* that is admitted now."""
-        now = int(self._clock.unix_s())
-        if now != self._found_unix_s:
-            self._found, self._found_unix_s = {}, now
+    def find(
+        self, model: str, admitted_unix_us: int, tier: int = usage_pb2.PRICE_TIER_STANDARD
+    ) -> Rates:
+        """Return what prices a request for *model* that was admitted at that moment."""
+        second = admitted_unix_us // 1_000_000
+        if second != self._found_unix_s:
+            self._found, self._found_unix_s = {}, second
         rates = self._found.get((model, tier))
         if rates is None:
-            rates = Rates(tuple(self._rows.levels(model, tier, now)))
+            rates = Rates(tuple(self._rows.levels(model, tier, second)))
             self._found[model, tier] = rates
         return rates
 

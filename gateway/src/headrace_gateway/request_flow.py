@@ -221,7 +221,9 @@ class RequestFlow:
 
     def _account(self, visit: Visit) -> Account:
         request = visit.request
-        rates = self.prices.find(request.model, visit.price_tier)
+        # Read once: at a second's end another price may begin.
+        now_us = unix_us(self.clock)
+        rates = self.prices.find(request.model, now_us, visit.price_tier)
         if not rates.levels:
             self.metrics.unpriced.inc()
         return Account(
@@ -231,7 +233,7 @@ class RequestFlow:
             endpoint=request.endpoint.value,
             is_stream=request.streaming.is_stream,
             rates=rates,
-            admitted_unix_us=unix_us(self.clock),
+            admitted_unix_us=now_us,
             price_version=self.prices.version,
             price_tier=visit.price_tier,
         )
