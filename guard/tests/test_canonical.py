@@ -70,3 +70,8 @@ def test_the_fast_engine_finds_what_the_definition_says(text: str) -> None:
     signs = "[A-Za-z013457@$!|]*[013457@$!|][A-Za-z013457@$!|]*[A-Za-z]"
     found = [word.span() for word in _LEET_WORD.finditer(text.encode())]
     assert found == [word.span() for word in re.finditer(signs, text)]
+
+
+def test_lone_letters_without_end_are_read_at_all() -> None:
+    """Time grows with their number: with its square these would take ten minutes."""
+    assert canonical("a b " * 100_000).text.startswith("abab")

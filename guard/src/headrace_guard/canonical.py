@@ -93,9 +93,10 @@ def _joined(view: View) -> View:
         widths = [sum(map(str.isspace, gap)) for gap in _GAP.findall(run.group())]
         places = [at for at in range(run.start(), run.end()) if view.text[at].isalpha()]
         made: list[tuple[str, int]] = []
-        for at, width in zip(places, [min(widths), *widths], strict=True):
+        narrowest = min(widths)
+        for at, width in zip(places, [narrowest, *widths], strict=True):
             # A gap wider than the narrowest one parts two words.
-            made += [(" ", at - 1)] if width > min(widths) else []
+            made += [(" ", at - 1)] if width > narrowest else []
             made.append((view.text[at], at))
         edits.append((run.start(), run.end(), made))
     return _edited(view, edits)
