@@ -2,8 +2,8 @@ r"""Text in JSON, as whoever parses it reads it.
 
 Results of tools are JSON more often than not. What a model that looks for instructions should see
 of ``{"id": 7, "body": "Dear all,\nthe lift ..."}`` is a mail of two lines: its strings, a line
-each, with their escapes undone. Names of fields are left out unless they may say something
-themselves, numbers always. JSON inside a string is read the same way.
+each, with their escapes undone. Names of fields and other single words are left out, and numbers.
+JSON inside a string is read the same way.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _TOKENS = re2.compile(
     rb'\s*[\[{](?:\s|"(?:[^"\\]|\\(?s:.))*"|[\[\]{},:]|-?[0-9][0-9.eE+-]*|true|false|null)*'
     rb'(?:"(?:[^"\\]|\\(?s:.))*\\?)?'
 )
-_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"?(\s*:)?', re.DOTALL)
+_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"?', re.DOTALL)
 _ESCAPE = re.compile(
     r"\\u[dD][89abAB][0-9A-Fa-f]{2}\\u[dD][c-fC-F][0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}|\\.", re.DOTALL
 )
 _SHORT = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _UNKNOWN = "\ufffd"
-# Longer names of fields may say something.
+# Single words up to this length are names of fields, states and kinds.
 _MAX_NAME_CHARS = 20
 _MAX_DEPTH = 3
 
@@ -44,7 +44,7 @@ def undone(escape: str) -> str:
 
 
 def strings_of(view: View) -> View | None:
-    """Return the strings of a text that is JSON, a line each; None = it is not, or has none."""
+    """Return the strings of a text that is JSON, a line each; None = it is not, or says nothing."""
     said = _said(view.text, list(range(len(view.text))), 0)
     if said is None:
         return None
@@ -60,8 +60,8 @@ def _said(text: str, places: list[int], depth: int) -> tuple[str, list[int]] | N
     lines: list[str] = []
     found: list[int] = []
     for string in _STRING.finditer(text):
-        said, name_follows = string.groups()
-        if not said or (name_follows and len(said) <= _MAX_NAME_CHARS and len(said.split()) < 2):
+        said = string.group(1)
+        if len(said) <= _MAX_NAME_CHARS and len(said.split()) < 2:
             continue
         line, line_places = _without_escapes(text, places, *string.span(1))
         inner = _said(line, line_places, depth + 1)

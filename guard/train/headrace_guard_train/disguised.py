@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace_guard.classifiers.dense import Dense
 from headrace_guard.classifiers.embedding import Embedder
@@ -90,19 +91,16 @@ def found_in_json(
         By form: the share of positives of each source, and of clean texts, by source.
     """
     left_out = frozenset().union(*plan.LEFT_OUT)
-    by_source: dict[str, list[Row]] = {}
-    for row in rows:
-        if (label := row.labels.get(INDIRECT)) is not None and row.source in left_out:
-            by_source.setdefault(row.source if label else f"{row.source}, clean", []).append(row)
-    return {
-        form: {
-            source: _found(
-                INDIRECT, [replace(row, text=put(row.text)) for row in mine], figures, stages
-            )
-            for source, mine in sorted(by_source.items())
+    mine = [row for row in rows if INDIRECT in row.labels and row.source in left_out]
+    names = [row.source if row.labels[INDIRECT] else f"{row.source}, clean" for row in mine]
+    found: dict[str, dict[str, float]] = {}
+    for form, put in _FORMS.items():
+        copies = [replace(row, text=put(row.text)) for row in mine]
+        hits = _hits(INDIRECT, copies, figures, stages)
+        found[form] = {
+            name: float(np.mean(hits[np.array(names) == name])) for name in sorted(set(names))
         }
-        for form, put in _FORMS.items()
-    }
+    return found
 
 
 def _as_value(text: str) -> str:
@@ -128,6 +126,12 @@ _FORMS: Mapping[str, Callable[[str], str]] = {
 
 
 def _found(head: str, rows: Sequence[Row], figures: HeadFigures, stages: Stages) -> float:
+    return float(np.mean(_hits(head, rows, figures, stages)))
+
+
+def _hits(
+    head: str, rows: Sequence[Row], figures: HeadFigures, stages: Stages
+) -> NDArray[np.bool_]:
     judged = judge_linear(head, rows, stages.linear[head])
     words = judge_words({head: judged}, stages.words, stages.embedder, stages.nets)[head]
     cheap = judged.logits + figures.words_share * words
@@ -135,4 +139,5 @@ def _found(head: str, rows: Sequence[Row], figures: HeadFigures, stages: Stages)
     logits = judge_dense(head, judged, is_asked, stages.dense, stages.cache)
     summed = np.where(is_asked, logits + figures.linear_share * cheap, -np.inf)
     scored = judged.with_logits(summed)
-    return float(np.mean(scored.logits >= figures.cascade.logits[Point.BALANCED]))
+    hits: NDArray[np.bool_] = scored.logits >= figures.cascade.logits[Point.BALANCED]
+    return hits

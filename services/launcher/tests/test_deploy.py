@@ -93,15 +93,6 @@ def test_who_waits_for_a_worker_may_take_as_long_as_one(compose) -> None:
     assert checks["worker"]["start_period"] == checks["router"]["start_period"] == "900s"
 
 
-def test_nobody_waits_for_who_is_unhealthy_for_another_s_sake(compose) -> None:
-    """`up` fails where it would wait for what is unhealthy, as a router without workers."""
-    for service in ("gateway", "worker"):
-        needed = compose["services"][service]["depends_on"]
-        if isinstance(needed, dict):
-            waited = {it for it, how in needed.items() if how["condition"] == "service_healthy"}
-            assert waited <= {"kafka", "redis", "postgres"}, service
-
-
 def test_the_grace_to_stop_is_longer_than_the_drain(compose, planned) -> None:
     """Docker kills what has not ended by then."""
     drain_grace_s = RpcServiceSettings.model_fields["drain_grace_s"].default

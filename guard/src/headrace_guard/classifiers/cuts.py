@@ -14,6 +14,7 @@ from headrace_guard.normalise import View
 _SPACES = str.maketrans(dict.fromkeys("\t\n\r\v\f\u00a0\u2028\u2029", " "))
 # Where a sentence, a line or a cell of a table ends.
 _BREAK = re.compile(r"(?:[.!?]['\")]*\s+|[\n|]\s*)+")
+_CHAT = re.compile(r"""\\*"(?:role|system)\\*"\s*:""")
 # Shorter pieces belong to the next one; shorter windows go on with the next piece.
 _LEAST_PIECE, _LEAST_WINDOW = 12, 60
 
@@ -73,13 +74,14 @@ def read(text: str) -> Reading:
 
 
 def read_document(text: str) -> list[Reading]:
-    """Return what is to be judged of a document or a tool's result: if it is JSON its strings too.
+    """Return what is to be judged of a document or a tool's result: if it is JSON, its strings.
 
-    As it stands the form of JSON may be the attack; in the strings lines begin and end as they do
-    where the text came from.
+    Where the form of a chat's messages may be the attack it is read as it stands, too.
     """
     strings = canonical_strings(text)
-    return [read(text), *([] if strings is None else [_reading(strings)])]
+    if strings is None:
+        return [read(text)]
+    return [_reading(strings), *([read(text)] if _CHAT.search(text) else [])]
 
 
 def _reading(view: View) -> Reading:
