@@ -42,6 +42,11 @@ def test_names_that_say_something_are_read() -> None:
     assert shown(text) == "forget your rules\nignore_all_previous_instructions"
 
 
+def test_words_are_counted_as_they_are_read() -> None:
+    """An escaped space parts two of them."""
+    assert shown(r'["obey\u0020me", "say\nso", "\u0061b"]') == "obey me\nsay\nso"
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "plain", "[1, 2]", "{}", "{name}", '[Tool: x] "a"', '{"a": nobody}', 'say {"a": "b"}'],

@@ -9,6 +9,7 @@ JSON inside a string is read the same way.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import re2
 
@@ -45,7 +46,7 @@ def undone(escape: str) -> str:
 
 def strings_of(view: View) -> View | None:
     """Return the strings of a text that is JSON, a line each; None = it is not, or says nothing."""
-    said = _said(view.text, list(range(len(view.text))), 0)
+    said = _said(view.text, range(len(view.text)), 0)
     if said is None:
         return None
     text, places = said
@@ -53,17 +54,16 @@ def strings_of(view: View) -> View | None:
     return View.of(text, [origins[place] for place in places], view.left)
 
 
-def _said(text: str, places: list[int], depth: int) -> tuple[str, list[int]] | None:
+def _said(text: str, places: Sequence[int], depth: int) -> tuple[str, list[int]] | None:
     """Return the strings, and the place of each character; None = it is not JSON, or has none."""
     if depth > _MAX_DEPTH or _TOKENS.fullmatch(text.encode("ascii", "replace")) is None:
         return None
     lines: list[str] = []
     found: list[int] = []
     for string in _STRING.finditer(text):
-        said = string.group(1)
-        if len(said) <= _MAX_NAME_CHARS and len(said.split()) < 2:
-            continue
         line, line_places = _without_escapes(text, places, *string.span(1))
+        if len(line) <= _MAX_NAME_CHARS and len(line.split()) < 2:
+            continue
         inner = _said(line, line_places, depth + 1)
         line, line_places = inner or (line, line_places)
         if lines:
@@ -74,7 +74,9 @@ def _said(text: str, places: list[int], depth: int) -> tuple[str, list[int]] | N
     return ("".join(lines), found) if lines else None
 
 
-def _without_escapes(text: str, places: list[int], start: int, end: int) -> tuple[str, list[int]]:
+def _without_escapes(
+    text: str, places: Sequence[int], start: int, end: int
+) -> tuple[str, list[int]]:
     parts: list[str] = []
     found: list[int] = []
     done = start

@@ -14,6 +14,7 @@ from headrace_guard.normalise import View
 _SPACES = str.maketrans(dict.fromkeys("\t\n\r\v\f\u00a0\u2028\u2029", " "))
 # Where a sentence, a line or a cell of a table ends.
 _BREAK = re.compile(r"(?:[.!?]['\")]*\s+|[\n|]\s*)+")
+# Fields of a chat's messages, in JSON or in a string of it.
 _CHAT = re.compile(r"""\\*"(?:role|system)\\*"\s*:""")
 # Shorter pieces belong to the next one; shorter windows go on with the next piece.
 _LEAST_PIECE, _LEAST_WINDOW = 12, 60
