@@ -31,7 +31,9 @@ class Billing:
     """Knows one key; counts questions."""
 
     def __init__(self) -> None:
-        self.principals = {hashlib.sha256(b"sk-hr-a").digest(): Principal(key_id="a")}
+        self.principals: dict[bytes | str, Principal] = {
+            hashlib.sha256(b"sk-hr-a").digest(): Principal(key_id="a")
+        }
         self.num_questions = 0
         self.failure: HeadraceError | None = None
         self.is_away = False
@@ -39,9 +41,9 @@ class Billing:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
-    async def resolve_key(self, key_sha256: bytes) -> Principal:
+    async def resolve_key(self, key: bytes | str) -> Principal:
         self.num_questions += 1
-        found = self.principals.get(key_sha256)
+        found = self.principals.get(key)
         await self.may_answer.wait()
         if self.failure is not None:
             raise self.failure

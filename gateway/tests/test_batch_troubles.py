@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from typing import Any
 
+import openai
 import pytest
 
 from headrace_common.errors import Unavailable
@@ -48,6 +50,33 @@ async def test_a_revoked_key_ends_its_batch(fleet: GatewayFleet) -> None:
     assert len(good) >= 2
     assert {one["error"]["code"] for one in rest} == {"batch_failed"}
     assert len(good) + len(rest) == 20
+    await fleet.settled()
+
+
+async def test_a_new_secret_of_its_key_changes_nothing_for_a_batch(fleet: GatewayFleet) -> None:
+    """It is the key's, not the secret's: keys are rotated while batches run."""
+    fleet.worker.switches.delay_per_token_s = 0.05
+    mine, key = fleet.new_key(project_id=fleet.key.project_id)
+    async with fleet.openai(mine) as owner, fleet.openai() as client:
+        batch_id = await start(owner, *[line(f"l{idx}") for idx in range(12)])
+
+        async def some_done() -> bool:
+            return (await client.batches.retrieve(batch_id)).request_counts.completed >= 2
+
+        await eventually(some_done, within_s=20)
+        fleet.billing.replace_secret(key.key_id)
+
+        async def is_refused() -> bool:
+            with contextlib.suppress(openai.AuthenticationError):
+                await owner.models.list()
+                return False
+            return True
+
+        await eventually(is_refused, within_s=5)
+        batch = await ended(client, batch_id, "completed")
+        good = await results(client, batch.output_file_id)
+    assert len(good) == 12
+    check_paid_once(fleet, good)
     await fleet.settled()
 
 

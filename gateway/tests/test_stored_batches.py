@@ -64,7 +64,7 @@ async def test_batches_that_fail_let_others_pass(tmp_path: Path, clock: FakeCloc
         return [it.batch_id for it in found]
 
     for batch_id in ("b1", "b2", "b3"):
-        await stored.add(owner, b"", {"id": batch_id}, state.now_s() + 3600)
+        await stored.add(owner, "key_1", {"id": batch_id}, state.now_s() + 3600)
     assert await claimed(2) == ["b1", "b2"]
     assert await claimed(2) == ["b3", "b1"]
     assert await claimed(1) == ["b2"]
@@ -77,7 +77,7 @@ async def test_tenants_have_turns_of_batches(tmp_path: Path, clock: FakeClock) -
     stored = StoredBatches(state, ttl_s=60)
     for tenant_id, batch_id in (("a", "b1"), ("a", "b2"), ("a", "b3"), ("b", "b4")):
         await stored.add(
-            Owner(tenant_id, "p"), b"", {"id": batch_id}, deadline_s=state.now_s() + 3600
+            Owner(tenant_id, "p"), "key_1", {"id": batch_id}, deadline_s=state.now_s() + 3600
         )
     busy: dict[str, str] = {}
     for expected in ("b1", "b4", "b2"):
@@ -101,7 +101,7 @@ async def test_a_page_reads_no_more_than_it_shows(tmp_path: Path, clock: FakeClo
     for idx in range(7):
         purpose = "batch" if idx % 2 else "batch_output"
         await stored.save(owner, f"f{idx}", "a", purpose, nothing())
-        await made.add(owner, b"", {"id": f"b{idx}"}, state.now_s() + 3600)
+        await made.add(owner, "key_1", {"id": f"b{idx}"}, state.now_s() + 3600)
     await stored.save(Owner("t", "other"), "f3x", "a", "batch", nothing())
 
     async def turned(find: Callable[[str | None], Awaitable[Json]]) -> list[str]:
@@ -140,7 +140,7 @@ async def test_a_line_that_has_a_result_is_not_dropped(tmp_path: Path, clock: Fa
     state, owner = StateStore(f"sqlite:///{tmp_path / 's.sqlite3'}", clock), Owner("t", "p")
     stored = StoredBatches(state, ttl_s=60)
     lines = [InputLine(number, f"l{number}", b"{}") for number in (1, 2, 3)]
-    await stored.add(owner, b"", {"id": "b"}, state.now_s() + 3600, lines)
+    await stored.add(owner, "key_1", {"id": "b"}, state.now_s() + 3600, lines)
     await stored.end_line("b", 2, b"answer", succeeded=True)
     await stored.drop_lines("b", [(number, b"dropped") for number in (1, 2, 3)])
     assert [pages async for pages in stored.each_result("b")] == [

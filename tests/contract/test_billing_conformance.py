@@ -199,6 +199,24 @@ async def test_a_revoked_key_stays_revoked(billing: Billing) -> None:
         await billing.resolve(made.api_key)
 
 
+async def test_a_key_is_known_by_its_id_too(billing: Billing) -> None:
+    """By the same rules as by its secret."""
+
+    async def resolve(key_id: str) -> pb.Principal:
+        request = pb.ResolveKeyRequest(key_id=key_id)
+        return await billing.client.unary(RESOLVE, request, timeout_s=5)
+
+    made = await billing.create(expires_unix_s=int(billing.clock.unix_s()) + 60)
+    assert await resolve(made.key.key_id) == await billing.resolve(made.api_key)
+    for unknown in (made.key.key_id + "x", "x\0y", "x" * 200):
+        with pytest.raises(UnknownKey) as caught:
+            await resolve(unknown)
+        assert caught.value.reason == "UNKNOWN_KEY"
+    billing.clock.advance(61)
+    with pytest.raises(KeyRevoked):
+        await resolve(made.key.key_id)
+
+
 async def test_a_key_expires(billing: Billing) -> None:
     """At its second, by the service's clock."""
     made = await billing.create(expires_unix_s=int(billing.clock.unix_s()) + 60)

@@ -13,7 +13,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from headrace_common.awake import awake_timeout
 from headrace_common.clock import Clock
@@ -29,6 +29,10 @@ from headrace_contracts.billing.v1 import billing_pb2
 from headrace_gateway.metrics import GatewayMetrics
 from headrace_gateway.principal import Principal
 from headrace_gateway.request_headers import SEVERAL, headers_by_name
+
+# What names a key: the SHA-256 of a secret, which opens the door while the secret holds; or its id,
+# for work that goes on after its request.
+KeyRef: TypeAlias = bytes | str
 
 _FRESH_S = 60.0
 _STALE_S = 300.0
@@ -49,7 +53,7 @@ class KeySource(Protocol):
         """Whether nobody listened there at the last try."""
         ...
 
-    async def resolve_key(self, key_sha256: bytes) -> billing_pb2.Principal:
+    async def resolve_key(self, key: KeyRef) -> billing_pb2.Principal:
         """Return the owner of a key."""
         ...
 
@@ -85,10 +89,10 @@ class KeyAuth:
         self._source, self._clock, self._metrics = source, clock, metrics
         self._on_change = on_change
         self._from_cache = metrics.key_lookups.labels("cache")
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._entries: OrderedDict[KeyRef, _Entry] = OrderedDict()
         # Until when, and what is told.
-        self._refused: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
-        self._lookups: dict[bytes, asyncio.Task[Principal]] = {}
+        self._refused: OrderedDict[KeyRef, tuple[float, str]] = OrderedDict()
+        self._lookups: dict[KeyRef, asyncio.Task[Principal]] = {}
         self.is_watching = False
 
     async def authenticate(self, headers: Iterable[tuple[bytes, bytes]]) -> Principal:
@@ -103,15 +107,15 @@ class KeyAuth:
         """
         return await self.resolve(key_digest(headers_by_name(headers)))
 
-    async def resolve(self, digest: bytes) -> Principal:
-        """Return whose key has this SHA-256; raises as `authenticate` does."""
+    async def resolve(self, key: KeyRef) -> Principal:
+        """Return whose key this is; raises as `authenticate` does."""
         now_s = self._clock.now_s()
-        entry = self._entries.get(digest)
+        entry = self._entries.get(key)
         if entry is not None and not entry.is_suspect and now_s - entry.checked_s < _FRESH_S:
             self._from_cache.inc()
             principal = entry.principal
         else:
-            principal = await self._ask_again(digest, now_s)
+            principal = await self._ask_again(key, now_s)
         if 0 < principal.expires_unix_s <= self._clock.unix_s():
             raise KeyRevoked("This API key has expired.")
         return principal
@@ -141,9 +145,9 @@ class KeyAuth:
             return
         self._refused.clear()
         changed = set(change.key_ids)
-        for digest, entry in list(self._entries.items()):
+        for key, entry in list(self._entries.items()):
             if change.all_keys or entry.principal.key_id in changed:
-                del self._entries[digest]
+                del self._entries[key]
         # A lookup under way may have read the state before the change.
         self._lookups.clear()
 
@@ -151,18 +155,18 @@ class KeyAuth:
         for entry in self._entries.values():
             entry.is_suspect = True
 
-    async def _ask_again(self, digest: bytes, now: float) -> Principal:
-        until_s, told = self._refused.get(digest, (0.0, ""))
+    async def _ask_again(self, key: KeyRef, now: float) -> Principal:
+        until_s, told = self._refused.get(key, (0.0, ""))
         if until_s > now:
             self._metrics.key_lookups.labels("refused_cache").inc()
             raise UnknownKey(told)
         while True:
             try:
-                return await self._look_up(digest)
+                return await self._look_up(key)
             except UnknownKey as error:
-                raise self._refuse(digest, now, error) from None
+                raise self._refuse(key, now, error) from None
             except HeadraceError as error:
-                known = self._stale(digest, now)
+                known = self._stale(key, now)
                 if known is not None:
                     return known
                 if not self._source.is_away or self._clock.now_s() >= now + _RETURN_S:
@@ -170,46 +174,46 @@ class KeyAuth:
                     raise Unavailable(told, retry_after_s=1.0) from error
             await asyncio.sleep(_ASK_AGAIN_S)
 
-    def _refuse(self, digest: bytes, now: float, error: UnknownKey) -> UnknownKey:
-        self._entries.pop(digest, None)
+    def _refuse(self, key: KeyRef, now: float, error: UnknownKey) -> UnknownKey:
+        self._entries.pop(key, None)
         # Whoever has a key may know what became of it: revoked, its account suspended.
         told = error.public_message if isinstance(error, KeyRevoked) else "Incorrect API key."
-        self._refused[digest] = now + _REFUSED_S, told
+        self._refused[key] = now + _REFUSED_S, told
         while len(self._refused) > _MAX_REFUSED:
             self._refused.popitem(last=False)
         return UnknownKey(told)
 
-    def _stale(self, digest: bytes, now: float) -> Principal | None:
-        entry = self._entries.get(digest)
+    def _stale(self, key: KeyRef, now: float) -> Principal | None:
+        entry = self._entries.get(key)
         if entry is None or now - entry.checked_s > _STALE_S:
             return None
         self._metrics.key_lookups.labels("stale").inc()
         self._metrics.degraded.labels("billing").inc()
         return entry.principal
 
-    async def _look_up(self, digest: bytes) -> Principal:
+    async def _look_up(self, key: KeyRef) -> Principal:
         """Ask billing once, however many requests wait."""
-        task = self._lookups.get(digest)
+        task = self._lookups.get(key)
         if task is None:
-            task = self._lookups[digest] = asyncio.create_task(self._ask(digest))
+            task = self._lookups[key] = asyncio.create_task(self._ask(key))
         return await asyncio.shield(task)
 
-    async def _ask(self, digest: bytes) -> Principal:
+    async def _ask(self, key: KeyRef) -> Principal:
         task = asyncio.current_task()
         try:
             self._metrics.key_lookups.labels("billing").inc()
-            principal = Principal.of(await self._source.resolve_key(digest))
+            principal = Principal.of(await self._source.resolve_key(key))
             # Not kept when a change came meanwhile: the answer may be older than it.
-            if self._lookups.get(digest) is task:
-                self._keep(digest, principal)
+            if self._lookups.get(key) is task:
+                self._keep(key, principal)
             return principal
         finally:
-            if self._lookups.get(digest) is task:
-                del self._lookups[digest]
+            if self._lookups.get(key) is task:
+                del self._lookups[key]
 
-    def _keep(self, digest: bytes, principal: Principal) -> None:
-        self._entries[digest] = _Entry(principal, self._clock.now_s(), not self.is_watching)
-        self._entries.move_to_end(digest)
+    def _keep(self, key: KeyRef, principal: Principal) -> None:
+        self._entries[key] = _Entry(principal, self._clock.now_s(), not self.is_watching)
+        self._entries.move_to_end(key)
         while len(self._entries) > _MAX_CACHED:
             self._entries.popitem(last=False)
 

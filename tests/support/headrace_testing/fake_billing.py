@@ -115,6 +115,17 @@ class FakeBilling:
             key.revoked_unix_s = self._now()
             self._changed_key(key_id)
 
+    def replace_secret(self, key_id: str) -> str:
+        """Rotate a key without an overlap; watchers hear of it."""
+        api_key, key = new_api_key(), self._key(key_id)
+        self._by_hash = {
+            digest: whose for digest, whose in self._by_hash.items() if whose != key_id
+        }
+        self._by_hash[hash_api_key(api_key)] = key_id
+        key.prefix = prefix_of(api_key)
+        self._changed_key(key_id)
+        return api_key
+
     def set_price(self, price: pb.Price) -> None:
         """Add a price; watchers hear of it."""
         check_price(price)
@@ -138,8 +149,8 @@ class FakeBilling:
         """Say whom a key stands for."""
         self._fail()
         self.resolved.append(request.key_sha256)
-        key_id = self._by_hash.get(request.key_sha256)
-        if key_id is None:
+        key_id = request.key_id or self._by_hash.get(request.key_sha256, "")
+        if key_id not in self.keys:
             raise UnknownKey("This API key is not known.")
         key = self.keys[key_id]
         owner = self._owner(key)

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request
 from headrace_common.errors import InvalidRequest
 from headrace_common.ids import ulid
 from headrace_gateway.answer_extras import Json
-from headrace_gateway.auth import KeyAuth, key_digest
+from headrace_gateway.auth import KeyAuth
 from headrace_gateway.batch_api.runner import BatchRunner
 from headrace_gateway.batch_api.stored_batches import WINDOW_S, BatchOver, StoredBatches
 from headrace_gateway.batch_api.stored_files import REQUESTS, StoredFiles
@@ -75,8 +75,8 @@ class BatchCreation:
         now_s = self._batches.now_s()
         batch_id = ID_PREFIX + ulid(self._batches.clock)
         made = _fresh(batch_id, asked, now_s)
-        digest = key_digest(caller.exchange.request_headers)
-        await self._batches.add(owner, digest, made, now_s + WINDOW_S)
+        key_id = caller.principal.key_id
+        await self._batches.add(owner, key_id, made, now_s + WINDOW_S)
         self._runner.wake()
         return orjson.dumps(_shown(await self._batches.find(owner, batch_id)))
 

@@ -15,7 +15,7 @@ from headrace_common.errors import InvalidRequest
 from headrace_common.ids import ulid
 from headrace_gateway.answer_extras import Json
 from headrace_gateway.api_request import Endpoint
-from headrace_gateway.auth import KeyAuth, key_digest
+from headrace_gateway.auth import KeyAuth
 from headrace_gateway.batch_api.input_lines import MAX_LINES, InputLine
 from headrace_gateway.batch_api.message_lines import ENDPOINT, message_batch, result_line
 from headrace_gateway.batch_api.runner import BatchRunner
@@ -86,8 +86,8 @@ class MessageBatchCreation:
             "created_at": now_s,
             "expires_at": now_s + WINDOW_S,
         }
-        digest = key_digest(caller.exchange.request_headers)
-        await self._batches.add(owner, digest, made, now_s + WINDOW_S, lines)
+        key_id = caller.principal.key_id
+        await self._batches.add(owner, key_id, made, now_s + WINDOW_S, lines)
         self._runner.wake()
         return orjson.dumps(message_batch(await self._batches.find(owner, batch_id)))
 

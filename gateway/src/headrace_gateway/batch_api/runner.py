@@ -293,7 +293,7 @@ class BatchRunner:
         num_tries = 0
         while not self._is_late(batch):
             try:
-                principal = await self._parts.auth.resolve(batch.key_sha256)
+                principal = await self._parts.auth.resolve(batch.key)
             except Unavailable:
                 await asyncio.sleep(_KEY_POLL_S)
                 continue

@@ -39,6 +39,7 @@ from headrace_common.database import insert_new, put
 from headrace_common.errors import InvalidRequest, NotFound, RateLimited
 from headrace_common.ids import new_request_id
 from headrace_gateway.answer_extras import Json
+from headrace_gateway.auth import KeyRef
 from headrace_gateway.batch_api.input_lines import InputLine
 from headrace_gateway.pages import page_of, rows_from
 from headrace_gateway.state.schema import batch_lines, batches
@@ -68,7 +69,8 @@ class Batch:
 
     batch_id: str
     owner: Owner
-    key_sha256: bytes
+    # Whose limits and policy hold for every line.
+    key: KeyRef
     status: str
     body: Json
     deadline_s: int
@@ -108,7 +110,7 @@ class StoredBatches:
     async def add(
         self,
         owner: Owner,
-        key_sha256: bytes,
+        key_id: str,
         body: Json,
         deadline_s: int,
         lines: Sequence[InputLine] = (),
@@ -123,7 +125,8 @@ class StoredBatches:
             "batch_id": body["id"],
             "tenant_id": owner.tenant_id,
             "project_id": owner.project_id,
-            "key_sha256": key_sha256,
+            "key_sha256": b"",
+            "key_id": key_id,
             "status": "in_progress" if lines else "validating",
             "body": orjson.dumps(body),
             "lease_owner": "",
@@ -415,7 +418,7 @@ def _batch(row: RowMapping) -> Batch:
     return Batch(
         row["batch_id"],
         Owner(row["tenant_id"], row["project_id"]),
-        row["key_sha256"],
+        row["key_id"] or row["key_sha256"],
         row["status"],
         orjson.loads(row["body"]),
         row["deadline_s"],

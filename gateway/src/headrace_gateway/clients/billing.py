@@ -32,14 +32,18 @@ class BillingClient:
         """Whether nobody listened there at the last try: it may be starting again."""
         return self._session.is_away
 
-    async def resolve_key(self, key_sha256: bytes) -> pb.Principal:
-        """Return the owner of a key.
+    async def resolve_key(self, key: bytes | str) -> pb.Principal:
+        """Return the owner of a key: the SHA-256 of its secret, or its id.
 
         Raises:
             UnknownKey: no such key, or revoked.
             HeadraceError: no answer in time.
         """
-        request = pb.ResolveKeyRequest(key_sha256=key_sha256)
+        request = pb.ResolveKeyRequest()
+        if isinstance(key, str):
+            request.key_id = key
+        else:
+            request.key_sha256 = key
         return await self._session.unary(_RESOLVE, request, timeout_s=_TIMEOUT_S)
 
     async def watch_changes(self) -> AsyncIterator[pb.Change]:

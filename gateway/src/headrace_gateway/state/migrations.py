@@ -31,13 +31,20 @@ def _v2_response_events(connection: Connection) -> None:
 
 
 def _v3_idempotency_owner(connection: Connection) -> None:
-    table = schema.idempotency.name
-    if not any(it["name"] == "owner" for it in inspect(connection).get_columns(table)):
-        connection.execute(text(f"ALTER TABLE {table} ADD COLUMN owner TEXT NOT NULL DEFAULT ''"))
+    _add_text(connection, schema.idempotency.name, "owner")
 
 
 def _v4_uploads(connection: Connection) -> None:
     schema.uploads.create(connection, checkfirst=True)
+
+
+def _v5_keys_of_batches(connection: Connection) -> None:
+    _add_text(connection, schema.batches.name, "key_id")
+
+
+def _add_text(connection: Connection, table: str, name: str) -> None:
+    if not any(it["name"] == name for it in inspect(connection).get_columns(table)):
+        connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {name} TEXT NOT NULL DEFAULT ''"))
 
 
 STEPS: tuple[Callable[[Connection], None], ...] = (
@@ -45,6 +52,7 @@ STEPS: tuple[Callable[[Connection], None], ...] = (
     _v2_response_events,
     _v3_idempotency_owner,
     _v4_uploads,
+    _v5_keys_of_batches,
 )
 
 

@@ -90,7 +90,7 @@ batches = Table(
     Column("batch_id", Text, primary_key=True),
     Column("tenant_id", Text, nullable=False),
     Column("project_id", Text, nullable=False),
-    # SHA-256 of the key that made it: its limits and policy hold for every line.
+    # SHA-256 of the key that made it, of those made before they had the next.
     Column("key_sha256", LargeBinary, nullable=False),
     Column("status", Text, nullable=False),
     # The public object, JSON, without status and counts.
@@ -100,6 +100,8 @@ batches = Table(
     Column("deadline_s", BigInteger, nullable=False),
     Column("created_s", BigInteger, nullable=False),
     Column("expires_s", BigInteger, nullable=False, index=True),
+    # The key that made it: its limits and policy hold for every line.
+    Column("key_id", Text, nullable=False, server_default=""),
     Index("gw_batches_by_project", "tenant_id", "project_id", "batch_id"),
     Index("gw_batches_by_status", "status", "created_s"),
 )

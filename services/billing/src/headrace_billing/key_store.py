@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf import json_format
-from sqlalchemy import Connection, Row, bindparam, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, insert, select, update
 
 from headrace_billing import schema
 from headrace_billing.audit import Stamp, write_audit
@@ -181,7 +181,29 @@ def rotate_key(connection: Connection, key_id: str, overlap_s: int, by: Stamp) -
 
 def find_by_hash(connection: Connection, key_sha256: bytes, now_unix_s: float) -> KnownKey | None:
     """Return the key with this hash and what it inherits. An old secret ends with its overlap."""
-    query = (
+    is_its = (_keys.c.key_sha256 == key_sha256) | (_keys.c.old_key_sha256 == key_sha256)
+    row = connection.execute(_known(is_its)).one_or_none()
+    if row is None:
+        return None
+    key = _key(row)
+    if row.key_sha256 != key_sha256:
+        if now_unix_s >= row.overlap_until_unix_s:
+            return None
+        ends = key.expires_unix_s or key.overlap_until_unix_s
+        key.expires_unix_s = min(ends, key.overlap_until_unix_s)
+    return KnownKey(key, _owner(connection, row), row.revision)
+
+
+def find_by_id(connection: Connection, key_id: str) -> KnownKey | None:
+    """Return the key and what it inherits, whatever its secret."""
+    if not is_clean_text(key_id, 128):
+        return None
+    row = connection.execute(_known(_keys.c.key_id == key_id)).one_or_none()
+    return None if row is None else KnownKey(_key(row), _owner(connection, row), row.revision)
+
+
+def _known(which: ColumnElement[bool]) -> Select[Any]:  # Any: columns of several tables
+    return (
         select(
             _keys,
             _tenants.c.cache_salt,
@@ -197,16 +219,13 @@ def find_by_hash(connection: Connection, key_sha256: bytes, now_unix_s: float) -
             & (_projects.c.project_id == _keys.c.project_id),
         )
         .outerjoin(schema.plans, schema.plans.c.plan_id == _tenants.c.plan_id)
-        .where((_keys.c.key_sha256 == key_sha256) | (_keys.c.old_key_sha256 == key_sha256))
+        .where(which)
     )
-    row = connection.execute(query).one_or_none()
-    if row is None:
-        return None
-    is_old = row.key_sha256 != key_sha256
-    if is_old and now_unix_s >= row.overlap_until_unix_s:
-        return None
+
+
+def _owner(connection: Connection, row: Row[Any]) -> KeyOwner:  # Any: what `_known` selects
     tenant: Tenant = json_format.Parse(row.tenant_record, Tenant(), ignore_unknown_fields=True)
-    owner = KeyOwner(
+    return KeyOwner(
         cache_salt=row.cache_salt,
         project_limits=json_format.Parse(row.project_limits, Limits()),
         tenant_limits=json_format.Parse(row.tenant_limits, Limits()),
@@ -216,11 +235,6 @@ def find_by_hash(connection: Connection, key_sha256: bytes, now_unix_s: float) -
         is_suspended=tenant.suspended,
         credits_nano_usd=credits_of(connection, row.tenant_id),
     )
-    key = _key(row)
-    if is_old:
-        ends = key.expires_unix_s or key.overlap_until_unix_s
-        key.expires_unix_s = min(ends, key.overlap_until_unix_s)
-    return KnownKey(key, owner, row.revision)
 
 
 def write_last_used(connection: Connection, used_unix_s: dict[str, int]) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+
+from sqlalchemy import Connection
 
 from headrace_billing.changes import ChangeFeed
 from headrace_billing.key_rules import HASH_BYTES, check_usable, hash_api_key, principal
-from headrace_billing.key_store import find_by_hash, write_last_used
+from headrace_billing.key_store import KnownKey, find_by_hash, find_by_id, write_last_used
 from headrace_billing.price_store import load_price_book
 from headrace_billing.store import Database
 from headrace_common.clock import Clock
@@ -69,9 +72,11 @@ class KeysService:
             UnknownKey: nobody.
             KeyRevoked: it was revoked or has expired.
         """
+        if request.key_id:
+            return await self._resolve(partial(find_by_id, key_id=request.key_id))
         if len(request.key_sha256) != HASH_BYTES:
             raise InvalidRequest("key_sha256 must have 32 bytes.", param="key_sha256")
-        return await self._resolve(request.key_sha256)
+        return await self._resolve_hash(request.key_sha256)
 
     async def resolve_secret(self, api_key: str) -> pb.Principal:
         """Say whom a key stands for that was shown to this service itself.
@@ -79,11 +84,15 @@ class KeysService:
         Raises:
             UnknownKey: nobody.
         """
-        return await self._resolve(hash_api_key(api_key))
+        return await self._resolve_hash(hash_api_key(api_key))
 
-    async def _resolve(self, digest: bytes) -> pb.Principal:
+    async def _resolve_hash(self, digest: bytes) -> pb.Principal:
         now_unix_s = self._clock.unix_s()
-        known = await self._database.read(lambda it: find_by_hash(it, digest, now_unix_s))
+        return await self._resolve(partial(find_by_hash, key_sha256=digest, now_unix_s=now_unix_s))
+
+    async def _resolve(self, find: Callable[[Connection], KnownKey | None]) -> pb.Principal:
+        now_unix_s = self._clock.unix_s()
+        known = await self._database.read(find)
         if known is None:
             raise UnknownKey("This API key is not known.")
         check_usable(known.key, known.owner, now_unix_s)

@@ -27,16 +27,20 @@ class ResolveKeyRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_SHA256_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
     key_sha256: _builtins.bytes
     """SHA-256 of the whole key. The key itself never leaves the gateway."""
+    key_id: _builtins.str
+    """Instead: the key itself, for work that goes on after its request, whatever its secret is by now."""
     def __init__(
         self,
         *,
         key_sha256: _builtins.bytes = ...,
+        key_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_sha256", b"key_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_id", b"key_id", "key_sha256", b"key_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
