@@ -243,6 +243,34 @@ async def test_an_offer_to_change_protocols_costs_no_body(
     assert said == [b"POST /1 hello", b"POST /2 hello", b"GET /last "]
 
 
+EXPECTANT = b"POST /1 HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\nexpect: 100-continue\r\n\r\n"
+
+
+async def test_who_was_not_told_to_send_a_body_is_told_to_connect_anew(port: int) -> None:
+    """What it sends next would be read as the body that it kept."""
+    answer = await what_comes(port, EXPECTANT)
+    assert answer.startswith(b"HTTP/1.1 204 ")
+    assert b"\r\nconnection: close\r\n" in answer
+
+
+@pytest.mark.parametrize("early", [b"", b"hello"])
+async def test_a_body_that_was_waited_for_leaves_the_connection_open(
+    echo_port: int, early: bytes
+) -> None:
+    """Whether the client waits for the 100 or not."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", echo_port)
+    writer.write(EXPECTANT + early)
+    async with asyncio.timeout(30):
+        if not early:
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(b"hello")
+        writer.write(PLAIN)
+        received = await reader.read()
+    writer.close()
+    assert received.count(b"POST /1 hello") == 1
+    assert received.endswith(b"GET /last ")
+
+
 async def test_fields_behind_a_body_are_no_headers() -> None:
     """A chunked body's trailers do not reach the app, which could take one for its own header."""
     seen: list[bytes] = []

@@ -195,6 +195,15 @@ async def test_anthropics_sdk_lists_models(fleet: GatewayFleet) -> None:
         _check_messages_error(response, "not_found_error")
 
 
+@pytest.mark.parametrize("coding", ["", "identity", "Identity"])
+async def test_a_body_may_say_that_it_is_not_compressed(fleet: GatewayFleet, coding: str) -> None:
+    """Names of codings have no case (RFC 9110, 8.4.1)."""
+    async with fleet.http() as client:
+        headers = {"content-encoding": coding}
+        response = await client.post("/v1/chat/completions", json=chat_body(), headers=headers)
+    assert response.status_code == 200
+
+
 async def test_every_refusal_of_messages_has_anthropics_shape(fleet: GatewayFleet) -> None:
     """Whatever stage refuses: the key, the method, the body's size, its form, the model."""
     body = chat_body()

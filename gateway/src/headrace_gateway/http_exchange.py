@@ -120,7 +120,8 @@ class HttpExchange:
             UnsupportedEncoding: it is compressed.
             ClientGone: the client left.
         """
-        if self.request_headers.get(b"content-encoding", b"identity") not in (b"", b"identity"):
+        coding = self.request_headers.get(b"content-encoding", b"")
+        if coding and coding.lower() != b"identity":
             raise UnsupportedEncoding("Compressed request bodies are not supported.")
         # With short requests it came in one read with the head.
         if (body := self._reply.whole_body()) is not None:

@@ -150,6 +150,8 @@ class _Protocol(HttpToolsProtocol):
 
     # The server stops, and waits for the first request of this connection.
     _is_last = False
+    # Whether the connection goes on behind the request that is read, once all of it is.
+    _keeps_alive = True
 
     def cut(self) -> None:
         self.transport.abort()
@@ -162,6 +164,7 @@ class _Protocol(HttpToolsProtocol):
                 self._timer.cancel()
             self._look_again(self.loop.time())
         else:
+            self._keeps_alive = False
             super().shutdown()
 
     def pause_writing(self) -> None:
@@ -230,10 +233,17 @@ class _Protocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self._is_last:
             self.cycle.keep_alive = False
+        self._keeps_alive = self.cycle.keep_alive
+        if self.expect_100_continue:
+            # Answered before it was told to send its body a client may never send it, and its next
+            # request would be read as that body (RFC 9110, 10.1.1).
+            self.cycle.keep_alive = False
         self.scope[CONNECTION_EXTENSION] = self, _Reply(self.cycle, headers)  # type: ignore[literal-required]
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
+            if self.expect_100_continue and not self.cycle.response_started:
+                self.cycle.keep_alive = self._keeps_alive
             super().on_message_complete()
             if not self.pipeline:
                 # Paused by a big body, the transport would not see its client leave.
