@@ -85,7 +85,7 @@ async def rig(redis_db_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 async def test_an_outage_of_the_limiter_is_no_hole_in_the_limits(rig: Rig, how: str) -> None:
-    """Rates go by the shares, prepaid money waits, and what was spent is in Redis afterwards."""
+    """Rates go by shares of what was left, prepaid money waits, and what was spent is booked."""
     prepaid = rig.key(prepaid=True, limits=Limits(total_budget_nano_usd=BUDGET_NANO_USD))
     limits = Limits(requests_per_minute=10, total_budget_nano_usd=BUDGET_NANO_USD)
     limited = rig.key(limits=limits)
@@ -99,7 +99,9 @@ async def test_an_outage_of_the_limiter_is_no_hole_in_the_limits(rig: Rig, how: 
     (rig.limiter.kill if how == "killed" else rig.limiter.freeze)()
     rig.fleet.worker.switches.hang_after_tokens = None
     answers = await asyncio.gather(*(rig.ask(limited, n) for n in range(30)))
-    assert [it.status_code for it in answers].count(200) == 10
+    # Of 10 three are used: the gateways' shares of what was left when each last heard of it.
+    num_granted = [it.status_code for it in answers].count(200)
+    assert 7 <= num_granted <= 8
     assert {it.status_code for it in answers} == {200, 429}
     refused = await rig.ask(prepaid)
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
@@ -110,6 +112,6 @@ async def test_an_outage_of_the_limiter_is_no_hole_in_the_limits(rig: Rig, how: 
     (rig.limiter.start if how == "killed" else rig.limiter.thaw)()
     await eventually(lambda: rig.are_away() == [0, 0])
     mine = [it for it in rig.fleet.usage.closed_events() if it.key_id == rig.last_key.key_id]
-    assert len(mine) == 13
+    assert len(mine) == 3 + num_granted
     assert await rig.spent() == sum(it.amount_nano_usd for it in mine)
     assert (await rig.ask(prepaid)).status_code == 200

@@ -65,6 +65,41 @@ def test_no_more_is_lent_than_was_left_when_redis_last_said_so(clock: FakeClock)
     assert local.admit(it).outcome == DENIED
 
 
+@pytest.mark.parametrize(("num_replicas", "admitted"), [(1, 4), (2, 2)])
+def test_a_rate_goes_on_from_what_was_left_of_it(
+    clock: FakeClock, num_replicas: int, admitted: int
+) -> None:
+    """An outage of a moment gives nobody their minute or day anew."""
+    for limits in ({"requests_per_minute": 12}, {"requests_per_day": 12}):
+        local = LocalShare(num_replicas, 0.05, clock)
+        known = plan(**limits)
+        local.note("acme", known.charges, [4])
+        answers = [local.admit(plan(f"l{n}", **limits)) for n in range(20)]
+        assert [a.outcome for a in answers].count(ADMITTED) == admitted
+
+
+def test_a_rate_that_was_used_up_comes_back_with_time(clock: FakeClock) -> None:
+    """As it does where it is known better."""
+    local = LocalShare(1, 0.05, clock)
+    local.note("acme", plan(requests_per_minute=12).charges, [0])
+    assert local.admit(plan("a", requests_per_minute=12)).outcome == DENIED
+    clock.advance(5)
+    assert local.admit(plan("a", requests_per_minute=12)).outcome == ADMITTED
+    assert local.admit(plan("b", requests_per_minute=12)).outcome == DENIED
+
+
+def test_what_was_granted_in_an_outage_counts_in_the_next(clock: FakeClock) -> None:
+    """The other side never hears of it: its word does not cover it."""
+    local = LocalShare(1, 0.05, clock)
+    for limits in ({"requests_per_minute": 4}, {"requests_per_day": 4}):
+        granted = 0
+        for outage in range(5):
+            local.note("acme", plan(**limits).charges, [4])
+            answers = [local.admit(plan(f"l{outage}{n}", **limits)) for n in range(2)]
+            granted += [a.outcome for a in answers].count(ADMITTED)
+        assert granted == 4
+
+
 def test_a_lease_granted_here_names_the_budgets_to_book_it_to_once(clock: FakeClock) -> None:
     """Money spent in an outage reaches Redis afterwards."""
     local = LocalShare(1, 0.5, clock)

@@ -120,6 +120,11 @@ def test_wires_the_services_to_each_other() -> None:
     assert worker["HEADRACE_WORKER_MODEL_PATH"] == "/model"
 
 
+def test_redis_beside_everything_else_gets_more_time() -> None:
+    """It may be late without being away; the environment may still say otherwise."""
+    assert plan()["ratelimit"].defaults["HEADRACE_RATELIMIT_REDIS_TIMEOUT_S"] == "0.2"
+
+
 def test_every_service_runs_as_its_module_with_this_python() -> None:
     """``python -m headrace_x``, also when the service's name has a hyphen."""
     specs = plan()

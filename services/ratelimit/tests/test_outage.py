@@ -141,3 +141,55 @@ async def test_everybody_is_answered_and_no_budget_is_forgotten(
     left = (await client.admit(request(prepaid=False, cost=0))).states[1].remaining
     assert left <= BUDGET_NANO_USD - 3 * 3080
     await client.close()
+
+
+async def test_a_moment_without_redis_gives_no_rate_anew(
+    own_redis: LocalServer, service: tuple[RateLimitServer, FakeBilling]
+) -> None:
+    """What Redis last said was left is all that is granted without it."""
+    server, _ = service
+    client = RateLimitClient(server.address, 10)
+
+    async def admitted(num_requests: int) -> int:
+        asked = [request(prepaid=False) for _ in range(num_requests)]
+        for it in asked:
+            it.scopes[0].limits.requests_per_minute = 5
+        answers = await asyncio.gather(*map(client.admit, asked))
+        return [it.outcome for it in answers].count(ADMITTED)
+
+    assert await admitted(3) == 3
+    own_redis.freeze()
+    try:
+        assert await admitted(10) == 2
+    finally:
+        own_redis.thaw()
+    await client.close()
+
+
+async def test_who_is_refused_without_redis_holds_nothing_there(
+    own_redis: LocalServer, service: tuple[RateLimitServer, FakeBilling]
+) -> None:
+    """Redis may have granted, late, what the local share refused."""
+    server, _ = service
+    client = RateLimitClient(server.address, 10)
+
+    async def outcome() -> int:
+        asked = request(prepaid=True)
+        asked.scopes[0].limits.max_concurrent = 1
+        answer = await client.admit(asked)
+        if answer.outcome == ADMITTED:
+            nothing = pb.SettleRequest(lease_id=asked.lease_id, tenant_id=asked.tenant_id)
+            await client.settle(nothing)
+        return answer.outcome
+
+    assert await outcome() == ADMITTED
+    own_redis.freeze()
+    try:
+        assert await outcome() == UNAVAILABLE
+    finally:
+        own_redis.thaw()
+    await eventually(
+        lambda: server.registry.get_sample_value("headrace_ratelimit_degraded") == 0, within_s=20
+    )
+    assert await outcome() == ADMITTED
+    await client.close()

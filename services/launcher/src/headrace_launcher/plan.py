@@ -102,6 +102,8 @@ _HAND_OVER = ("gateway", "guard")
 _NUM_SEATS = 8
 # Order of start; the stores come before, workers after the router, the gateway last.
 _SERVICES = ("billing", "cache-index", "router", "guard", "ratelimit")
+# Redis shares the cores of one machine with everything here: it may be late without being away.
+_DEFAULTS = {"ratelimit": {"HEADRACE_RATELIMIT_REDIS_TIMEOUT_S": "0.2"}}
 # Not the router: it is ready only with a worker, and both start up side by side with the gateway.
 _GATEWAY_NEEDS = ("billing", "guard", "ratelimit")
 _STOP_STAGE = {
@@ -211,7 +213,7 @@ class _Planner:
             needs=needs,
             stop_stage=_STOP_STAGE[name],
             environment={prefix + key: value for key, value in own.items()},
-            defaults=self._common_defaults(prefix),
+            defaults={**self._common_defaults(prefix), **_DEFAULTS.get(name, {})},
             listen_fd_setting=prefix + "LISTEN_FD" if name in _HAND_OVER else "",
             succession_fd_setting=prefix + "SUCCESSION_FD" if name in _HAND_OVER else "",
             stop_grace_s=self._options.drain_grace_s + _STOP_MARGIN_S,

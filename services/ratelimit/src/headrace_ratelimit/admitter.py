@@ -16,7 +16,7 @@ from prometheus_client import Counter
 
 from headrace_common.errors import HeadraceError
 from headrace_common.lifecycle import cancel_and_wait
-from headrace_common.limits.limiter import Mode, Outcome
+from headrace_common.limits.limiter import Amounts, Mode, Outcome
 from headrace_common.limits.local_share import LocalShare
 from headrace_common.limits.plans import Plan, Plans, amounts_of, check_id, check_lease_ms
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
@@ -81,7 +81,10 @@ class Admitter:
 
         def on_reply(reply: Reply | HeadraceError) -> None:
             if isinstance(reply, StoreDownError):
-                self._finish(plan, self._local.admit(plan), done)
+                answer = self._local.admit(plan)
+                if reply.may_have_run and answer.outcome != pb.AdmitResponse.OUTCOME_ADMITTED:
+                    self._give_back(plan)
+                self._finish(plan, answer, done)
             elif isinstance(reply, HeadraceError):
                 done(reply)
             elif reply[0] == _UNSEEDED:
@@ -149,6 +152,12 @@ class Admitter:
             if self._rebuilder is not None:
                 self._rebuilder.note(plan)
         return answer
+
+    def _give_back(self, plan: Plan) -> None:
+        """Settle, once Redis is back, what it may have granted to somebody who was refused."""
+        if plan.mode is Mode.NORMAL:
+            op = settle_op(plan.tenant_id, plan.lease_id, Amounts(), [])
+            self._batcher.submit(op, lambda _: None, must_run=True)
 
     def _retry_later(self, plan: Plan, reply: Reply, done: Done[pb.AdmitResponse]) -> None:
         task = asyncio.create_task(self._rebuild_and_retry(plan, reply, done))

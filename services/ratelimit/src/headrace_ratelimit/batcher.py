@@ -56,9 +56,18 @@ _MAX_STALLS = 3
 
 
 class StoreDownError(HeadraceError):
-    """Redis does not answer now. Never leaves this service: the local share decides instead."""
+    """Redis does not answer now. Never leaves this service: the local share decides instead.
+
+    Args:
+        public_message: see `HeadraceError`.
+        may_have_run: the operation was sent.
+    """
 
     reason = "STORE_DOWN"
+
+    def __init__(self, public_message: str, *, may_have_run: bool = False) -> None:
+        super().__init__(public_message)
+        self.may_have_run = may_have_run
 
 
 async def answered(start: Callable[[Callable[[Answer | HeadraceError], None]], None]) -> Answer:
@@ -329,7 +338,7 @@ class Batcher:
             if batch.timer is not None:
                 batch.timer.cancel()
         self._disconnect()
-        self._fail([it for batch in batches for it in batch.waiting])
+        self._fail([it for batch in batches for it in batch.waiting], were_sent=True)
         self._fail_queued()
 
     def _on_lost(self, error: Exception) -> None:
@@ -341,13 +350,13 @@ class Batcher:
         queued = list(self._queue)
         self._queue.clear()
         self._is_quiet.set()
-        self._fail(queued)
+        self._fail(queued, were_sent=False)
 
-    def _fail(self, waiting: list[Waiting]) -> None:
+    def _fail(self, waiting: list[Waiting], *, were_sent: bool) -> None:
         for it in waiting:
             if it.must_run:
                 self._keep(it.op)
-            it.on_reply(StoreDownError(self._last_failure))
+            it.on_reply(StoreDownError(self._last_failure, may_have_run=were_sent))
 
     def _disconnect(self) -> None:
         redis, self._redis = self._redis, None

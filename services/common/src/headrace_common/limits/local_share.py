@@ -1,9 +1,11 @@
 """What is granted while nobody can be asked: this replica's share of the rates, a little money.
 
 Two use it: the rate limiter while Redis is away, a gateway while the rate limiter is away. Rates,
-counts and slots go by the same arithmetic in memory, against limit / replicas. Money: prepaid keys
+counts and slots go by the same arithmetic in memory, against limit / replicas. Of rates and counts
+no more is granted than this replica's share of what was left when the other side last said so, less
+what was granted here before: a moment's outage gives nobody their minute anew. Money: prepaid keys
 with a budget are refused; postpaid ones may spend a fixed share of each budget per outage, and not
-more than was left of it when the other side last said so.
+more than was left of it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from headrace_common.clock import Clock, unix_us
 from headrace_common.limits.limiter import Amounts, Charge, Kind, Mode
@@ -18,9 +21,14 @@ from headrace_common.limits.memory_limiter import MemoryLimiter
 from headrace_common.limits.plans import ChargeSet, Plan, answer_of
 from headrace_contracts.ratelimit.v1 import ratelimit_pb2 as pb
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 # (kind, scope) of each budget that a lease granted here is booked to.
 Foreign = list[tuple[Kind, str]]
-# Budgets whose rest is remembered, and leases granted here that may still be settled.
+_Rates = dict[str, tuple[int, int, int]]
+_Counts = dict[tuple[str, str], int]
+# Budgets, rates and counts whose rest is remembered; leases granted here that may still be settled.
 _MAX_REMEMBERED = 20_000
 _MAX_LEASES = 100_000
 _PER_MILLION = 1_000_000
@@ -41,6 +49,10 @@ class LocalShare:
         self._clock = clock
         self._tenants: dict[str, MemoryLimiter] = {}
         self._left: OrderedDict[tuple[str, str], int] = OrderedDict()
+        # Of a rate or count: what was left, and when; until an outage begins with it.
+        self._said: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
+        # What outages that are over left of a tenant's rates and counts, for the next.
+        self._past: OrderedDict[str, tuple[_Rates, _Counts]] = OrderedDict()
         self._leases: OrderedDict[tuple[str, str], Foreign] = OrderedDict()
 
     def admit(self, plan: Plan) -> pb.AdmitResponse:
@@ -55,7 +67,12 @@ class LocalShare:
         limiter = self._tenants.get(plan.tenant_id)
         if limiter is None:
             limiter = self._tenants[plan.tenant_id] = MemoryLimiter()
+            if past := self._past.pop(plan.tenant_id, None):
+                limiter.rates, limiter.counts = past
         now_us = unix_us(self._clock)
+        for idx in plan.charges.counted:
+            if said := self._said.pop((plan.tenant_id, charges[idx].name), None):
+                limiter.leave(charges[idx], said[0] // self._num_replicas, said[1])
         decision = limiter.admit(
             plan.lease_id, plan.lease_us, charges, plan.amounts, now_us, plan.mode
         )
@@ -82,15 +99,22 @@ class LocalShare:
         return (tenant_id, lease_id) in self._leases
 
     def note(self, tenant_id: str, charges: ChargeSet, remaining: Sequence[int]) -> None:
-        """Remember what is left of the budgets, by who knows; that word ends an outage.
+        """Remember what is left, by who knows; that word ends an outage.
 
         Args:
             tenant_id: whose.
             charges: what was asked about.
             remaining: of each charge, in its order.
         """
-        if self._tenants:
-            self._tenants.pop(tenant_id, None)
+        if self._tenants and (limiter := self._tenants.pop(tenant_id, None)):
+            self._past[tenant_id] = limiter.rates, limiter.counts
+            _bound(self._past, _MAX_REMEMBERED)
+        now_us = unix_us(self._clock)
+        for idx in charges.counted:
+            key = tenant_id, charges.names[idx]
+            self._said[key] = remaining[idx], now_us
+            self._said.move_to_end(key)
+        _bound(self._said, _MAX_REMEMBERED)
         for idx in charges.budgets:
             allowance = self._allowance(charges.rows[idx][2])
             if remaining[idx] < allowance or self._left:
@@ -108,8 +132,7 @@ class LocalShare:
         # While more is left than may be spent alone, it does not matter how much.
         if left < allowance:
             self._left[key] = left
-            if len(self._left) > _MAX_REMEMBERED:
-                self._left.popitem(last=False)
+            _bound(self._left, _MAX_REMEMBERED)
 
     def _local_charges(self, plan: Plan) -> list[Charge]:
         whole = plan.charges
@@ -137,5 +160,9 @@ class LocalShare:
             (plan.charges.charges[idx].kind, plan.charges.charges[idx].scope)
             for idx in plan.charges.budgets
         ]
-        while len(self._leases) > _MAX_LEASES:
-            self._leases.popitem(last=False)
+        _bound(self._leases, _MAX_LEASES)
+
+
+def _bound(remembered: OrderedDict[K, V], most: int) -> None:
+    while len(remembered) > most:
+        remembered.popitem(last=False)

@@ -183,6 +183,17 @@ class MemoryLimiter:
             self.since_us = now_us
         return drift
 
+    def leave(self, charge: Charge, left: int, at_us: int) -> None:
+        """Let no more than *left* of a rate or count be free at *at_us*, as somebody else says."""
+        used = max(0, charge.limit - left)
+        if charge.kind is Kind.RATE:
+            step_us, rest = spacing(used, charge.limit)
+            if at_us + step_us > self._tat(charge.name, charge.limit, at_us)[0]:
+                self.rates[charge.name] = (at_us + step_us, rest, charge.limit)
+        else:
+            key = _key(charge, at_us)
+            self.counts[key] = max(self.counts.get(key, 0), used)
+
     def sweep(self, now_us: int) -> None:
         """Free what expired leases held. Their rates stand as reserved."""
         if now_us < self._first_end_us:

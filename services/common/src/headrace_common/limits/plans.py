@@ -89,6 +89,7 @@ class ChargeSet:
         "budgets",
         "charges",
         "compared",
+        "counted",
         "names",
         "packed",
         "places",
@@ -115,6 +116,9 @@ class ChargeSet:
         self.shares: tuple[Charge, ...] | None = None
         # Positions of those that count money.
         self.budgets = tuple(idx for idx, it in enumerate(charges) if it.kind.is_budget)
+        # Of those that count what was used of late.
+        counted = (Kind.RATE, Kind.DAY_COUNT)
+        self.counted = tuple(idx for idx, it in enumerate(charges) if it.kind in counted)
 
 
 def flat_charges(charges: Sequence[Charge]) -> list[int | str]:
