@@ -14,10 +14,10 @@ from headrace_common.errors import Unavailable
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway.batch_api import batch_routes
 from headrace_gateway.batch_api.line_call import LineCaller, LineOutcome
-from headrace_gateway.batch_api.line_log import LineLog
 from headrace_gateway.batch_api.stored_batches import StoredBatches
 from headrace_gateway.principal import Principal
 from headrace_gateway.prompt import PromptEncoder
+from headrace_gateway.tries_log import TriesLog
 from headrace_testing.batches import (
     check_paid_once,
     ended,
@@ -126,16 +126,16 @@ async def test_what_is_paid_is_kept_when_its_gateway_stops(
     fleet_parts: GatewayFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also while the disk takes its time to close it: a line is not answered and booked again."""
-    real = LineLog.closed
+    real = TriesLog.closed
 
-    def closed(log: LineLog, event: usage_pb2.UsageEvent) -> asyncio.Future[None]:
+    def closed(log: TriesLog, event: usage_pb2.UsageEvent) -> asyncio.Future[None]:
         real(log, event)
         loop = asyncio.get_running_loop()
         recorded = loop.create_future()
         loop.call_later(0.5, recorded.set_result, None)
         return recorded
 
-    monkeypatch.setattr(LineLog, "closed", closed)
+    monkeypatch.setattr(TriesLog, "closed", closed)
     await fleet_parts.start()
     async with fleet_parts.openai() as client:
         batch_id = await start(client, *[line(f"l{idx}") for idx in range(6)])

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from headrace_common.errors import HeadraceError, Internal, ModelNotFound
 from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH
 from headrace_contracts.usage.v1.usage_pb2 import PRICE_TIER_BATCH
-from headrace_gateway.batch_api.line_log import LineLog
 from headrace_gateway.captured_exchange import CapturedExchange
 from headrace_gateway.principal import Principal
 from headrace_gateway.request_flow import RequestFlow
+from headrace_gateway.tries_log import TriesLog
 from headrace_gateway.visit import Caller, Dialect, Visit
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class LineCaller:
         is_starting: Callable[[], bool],
     ) -> None:
         self._is_starting = is_starting
-        self._log = LineLog(flow.usage_log)
+        self._log = TriesLog(flow.usage_log)
         self._flow, self._dialects = replace(flow, usage_log=self._log), dialects
 
     async def call(
@@ -92,4 +92,4 @@ class LineCaller:
 
     def close_line(self, request_id: str) -> None:
         """Close the books of a line whose result is kept, if its last try has not."""
-        self._log.close_line(request_id)
+        self._log.close_request(request_id)

@@ -2,7 +2,7 @@
 
 Every process of a gateway runs one; a lease in the state says whose a batch is. A process that dies
 leaves its batches to the others: lines with a result keep it, lines without one run again under the
-request id they had, so that each has one result and one bill (`line_log`).
+request id they had, so that each has one result and one bill (`tries_log`).
 
 Lines go with the lowest priority and few at a time, by turns of tenants; one that must wait for
 another try leaves its place to others. While requests queue at any replica no further one is begun.

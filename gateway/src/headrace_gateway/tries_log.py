@@ -1,13 +1,13 @@
-"""Usage of lines: one request in the books over all tries, whichever process makes them.
+"""Usage of what is tried more than once: one request in the books, whichever process tries it.
 
 ::
 
     opened --> [try fails, or is cut off] --> [another try, here or elsewhere] --> closed, once
-                                          '-> no more: `close_line`, by the last try's event
+                                          '-> no more: `close_request`, by the last try's event
                [the process dies] --> swept like any request, corrected by a later try's close
 
-A try that did not answer is not the line's end: closed by it, the ledger would take the answer that
-comes after it for a repetition.
+A try that did not answer is not the request's end: closed by it, the ledger would take the answer
+that comes after it for a repetition.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from headrace_gateway.usage_events import UsageLog
 _ANSWERED = (ENDING_COMPLETED, ENDING_OUTPUT_BLOCKED)
 
 
-class LineLog:
-    """A `UsageLog` for tries of lines. Belongs to one event loop.
+class TriesLog:
+    """A `UsageLog` for tries of requests. Belongs to one event loop.
 
     Args:
         log: where events go; whoever made it starts and closes it.
@@ -33,9 +33,9 @@ class LineLog:
 
     def __init__(self, log: UsageLog) -> None:
         self._log = log
-        # Lines opened and not closed, with what their last try ended with.
+        # Requests opened and not closed, with what their last try ended with.
         self._open: dict[str, UsageEvent | None] = {}
-        # Lines that are answered, and closed, until `close_line` says that their result is kept.
+        # Answered, and closed, until `close_request` says that the answer is kept.
         self._answered: set[str] = set()
 
     @property
@@ -63,7 +63,7 @@ class LineLog:
         await self._log.until_recorded(recorded)
 
     def closed(self, event: UsageEvent) -> asyncio.Future[None]:
-        """Append the end of a try that answered; of another one, keep it for `close_line`."""
+        """Append the end of a try that answered; keep that of another for `close_request`."""
         if event.ending in _ANSWERED:
             self._open.pop(event.request_id, None)
             self._answered.add(event.request_id)
@@ -72,15 +72,20 @@ class LineLog:
         return _done()
 
     def is_answered(self, request_id: str) -> bool:
-        """Whether a line is in the books with an answer that is not kept yet."""
+        """Whether a request is in the books with an answer that is not kept yet."""
         return request_id in self._answered
 
-    def close_line(self, request_id: str) -> None:
-        """Append the end of a line that gets no further try, if one of its tries was opened."""
+    def close_request(self, request_id: str) -> None:
+        """Append the end of a request that gets no further try, if one of its tries was opened."""
         self._answered.discard(request_id)
         event = self._open.pop(request_id, None)
         if event is not None:
             self._log.closed(event)
+
+    def forget(self, request_id: str) -> None:
+        """Leave a request open: another process goes on with it."""
+        self._answered.discard(request_id)
+        self._open.pop(request_id, None)
 
 
 def _done() -> asyncio.Future[None]:
