@@ -52,6 +52,7 @@ from headrace_gateway.responses_api.input_tokens import InputTokenCount
 from headrace_gateway.responses_api.kept import KeptResponses
 from headrace_gateway.responses_api.kept_events import KeptEvents
 from headrace_gateway.responses_api.routes import responses_router
+from headrace_gateway.responses_api.takeover import Takeover
 from headrace_gateway.rest_app import rest_app
 from headrace_gateway.retry_budget import RetryBudget, RetryLimits
 from headrace_gateway.routes.health import health_router
@@ -136,6 +137,15 @@ class Gateway:
         self._kept = KeptResponses(self._state, settings.response_ttl_s)
         events = KeptEvents(self._state, settings.response_ttl_s)
         self._background = BackgroundResponses(self._kept, events, self._flow)
+        self._responses = ResponsesDialect(self._kept, self._background, self._names, clock)
+        self._takeover = Takeover(
+            self._kept,
+            events,
+            self._responses,
+            self._background,
+            self._auth,
+            self._may_take_over,
+        )
         self._batch_api = self._build_batch_api()
         self._succession = Succession(settings.succession_fd)
         self._server = HttpServer(
@@ -161,6 +171,9 @@ class Gateway:
             and not self._usage_log.is_full
         )
 
+    def _may_take_over(self) -> bool:
+        return self.is_ready and not self.directory.is_starting
+
     async def run(self) -> None:
         """Start everything, serve until told to stop, drain.
 
@@ -181,6 +194,8 @@ class Gateway:
                 ("leases", self._admission.renew_all),
                 ("state", self._state.keep),
                 ("batches", self._batch_api.runner.keep),
+                ("background responses", self._takeover.keep),
+                ("background events", self._background.keep_events),
                 ("stories", self.stories.keep),
                 ("guard reports", self._sent_reports.run),
             )
@@ -271,7 +286,7 @@ class Gateway:
         )
         dialects: dict[str, Dialect] = {
             **self._batch_api.dialects,
-            "/v1/responses": ResponsesDialect(self._kept, self._background, self._names, clock),
+            "/v1/responses": self._responses,
         }
         hot: dict[str, AsgiApp] = {
             path: HotRoute(dialect, context, self._flow) for path, dialect in dialects.items()

@@ -20,10 +20,10 @@ from headrace_gateway.model_directory import ServedModel
 from headrace_gateway.model_routes.model_names import ModelNames
 from headrace_gateway.openai_dialect import check_tier
 from headrace_gateway.responses_api.background import BackgroundResponses
-from headrace_gateway.responses_api.event_log import event_of
-from headrace_gateway.responses_api.kept import KeptResponses
+from headrace_gateway.responses_api.event_log import EventLog, event_of
+from headrace_gateway.responses_api.kept import Claimed, KeptResponses, Work
 from headrace_gateway.responses_api.schema import Asked, echo, parse, read
-from headrace_gateway.responses_api.sink import ResponseSink, fresh_response
+from headrace_gateway.responses_api.sink import OnEnd, ResponseSink, fresh_response
 from headrace_gateway.state.store import Owner, once_there
 from headrace_gateway.visit import Caller, Reading, Visit
 
@@ -72,10 +72,27 @@ class ResponsesDialect:
             work.note_sampling(await self._names.find(request.model, caller.principal), request)
 
         async def detach(visit: Visit) -> bytes | AsyncIterator[bytes]:
-            queued, log = await self._background.start(visit, work.response, work.items)
-            return log.follow(0) if request.streaming.is_stream else orjson.dumps(queued)
+            wanted = Work(caller.principal.key_id, body)
+            queued = await self._background.start(visit, work.response, work.items, wanted)
+            if not request.streaming.is_stream:
+                return orjson.dumps(queued)
+            find = partial(self._kept.find, Owner.of(caller.principal), queued["id"])
+            return self._background.follow(find, queued["id"], 0)
 
         return Reading(request, work.make_sink, detach)
+
+    async def read_again(self, claimed: Claimed, caller: Caller) -> Reading:
+        """Parse the body of a background response that another process began.
+
+        Raises:
+            InvalidRequest: it cannot be gone on with any more.
+        """
+        asked = parse(claimed.work.request)
+        earlier = await self._kept.earlier(Owner.of(caller.principal), asked.previous_id)
+        work = _Work(asked, caller, self._kept, self._clock, claimed)
+        request = read(asked, earlier)
+        check_tier(request, caller.principal)
+        return Reading(request, work.make_sink)
 
     def error_body(self, error: HeadraceError, request_id: str) -> bytes:
         """Return the JSON of an error."""
@@ -97,14 +114,23 @@ class ResponsesDialect:
 class _Work:
     """One response being made."""
 
-    def __init__(self, asked: Asked, caller: Caller, kept: KeptResponses, clock: Clock) -> None:
+    def __init__(
+        self,
+        asked: Asked,
+        caller: Caller,
+        kept: KeptResponses,
+        clock: Clock,
+        claimed: Claimed | None = None,
+    ) -> None:
         self._asked, self._kept = asked, kept
         # Not the caller: its exchange knows how a failed response ends, and so this.
         self._owner, self._request_id = Owner.of(caller.principal), caller.request_id
         serial = caller.request_id.removeprefix("req_")
-        self.response = fresh_response(
-            f"resp_{serial}", asked.body.model, int(clock.unix_s()), echo(asked)
-        )
+        if claimed is None:
+            now_s = int(clock.unix_s())
+            self.response = fresh_response(f"resp_{serial}", asked.body.model, now_s, echo(asked))
+        else:
+            self.response = claimed.response
         self.items = [
             {
                 "id": f"{_PREFIXES.get(item['type'], 'item_')}{serial}i{idx}",
@@ -122,7 +148,9 @@ class _Work:
         """Return where the answer goes."""
         self.response["model"] = model.card.model
         self.note_sampling(model, visit.request)
-        on_end = self._finish if self._asked.body.background else self._keep
+        on_end: OnEnd = self._keep
+        if isinstance(visit.exchange, EventLog):
+            on_end = partial(self._finish, visit.exchange)
         return ResponseSink(
             visit.exchange,
             self.response,
@@ -149,8 +177,8 @@ class _Work:
                 return {**response, "store": False}
         return response
 
-    async def _finish(self, response: Json) -> Json:
-        await once_there(partial(self._kept.finish, response))
+    async def _finish(self, log: EventLog, response: Json) -> Json:
+        await once_there(lambda: self._kept.finish(response, log.attempt))
         return response
 
 

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from sqlalchemy import Connection, func, select
 
 from headrace_common.database import put
-from headrace_gateway.responses_api.event_log import EventLog, event_of
+from headrace_gateway.answer_extras import Json
+from headrace_gateway.responses_api.event_log import EventLog, event_of, pieces_of
 from headrace_gateway.responses_api.kept import Kept
 from headrace_gateway.responses_api.sink import KEEP_ALIVE
 from headrace_gateway.state.schema import response_events as table
@@ -37,27 +38,46 @@ class KeptEvents:
 
     def __init__(self, state: StateStore, ttl_s: int) -> None:
         self._state, self._ttl_s = state, ttl_s
+        self._keeping = asyncio.Lock()
 
-    async def keep(self, response_id: str, log: EventLog) -> None:
-        """Write what has come since the last time."""
-        first, events = log.num_kept, log.events[log.num_kept :]
-        if not events:
-            return
-        row = {
-            "response_id": response_id,
-            "first_number": first,
-            "events": b"".join(events),
+    async def keep(self, *logs: EventLog) -> None:
+        """Write what has come since the last time; a log whose response is another's is left.
+
+        Raises:
+            Unavailable: the state cannot do it now.
+        """
+        async with self._keeping:
+            fresh = {it.response_id: it for it in logs if not it.is_kept}
+            if not fresh:
+                return
+            counts = {name: len(it.events) for name, it in fresh.items()}
+            rows = [self._row(log) for log in fresh.values()]
+            asked = select(responses.c.response_id, responses.c.attempt).where(
+                responses.c.response_id.in_(fresh)
+            )
+
+            def work(connection: Connection) -> dict[str, int]:
+                # Locked, so that of one that is deleted meanwhile nothing stays.
+                found = dict(iter(connection.execute(asked.with_for_update())))
+                mine = {name for name, attempt in found.items() if fresh[name].attempt == attempt}
+                put(connection, table, [it for it in rows if it["response_id"] in mine])
+                return found
+
+            attempts = await self._state.write(work)
+        for name, log in fresh.items():
+            # Of a deleted one nothing is kept, but who reads along is told.
+            if attempts.get(name, log.attempt) == log.attempt:
+                log.note_kept(counts[name])
+            else:
+                log.leave()
+
+    def _row(self, log: EventLog) -> Json:
+        return {
+            "response_id": log.response_id,
+            "first_number": log.num_kept,
+            "events": b"".join(log.events[log.num_kept :]),
             "expires_s": self._state.now_s() + self._ttl_s,
         }
-        mine = select(responses.c.response_id).where(responses.c.response_id == response_id)
-
-        def work(connection: Connection) -> None:
-            # Locked, so that of one that is deleted meanwhile nothing stays.
-            if connection.scalar(mine.with_for_update()) is not None:
-                put(connection, table, [row])
-
-        await self._state.write(work)
-        log.num_kept = first + len(events)
 
     async def has_any(self, response_id: str) -> bool:
         """Whether there are events of a response."""
@@ -73,8 +93,7 @@ class KeptEvents:
         rows = await self._state.read(lambda it: it.execute(asked).mappings().all())
         if not rows:
             return [], False
-        text = b"".join(row["events"] for row in rows)
-        pieces = [piece + b"\n\n" for piece in text.split(b"\n\n") if piece]
+        pieces = pieces_of(b"".join(row["events"] for row in rows))
         return pieces[start - rows[0]["first_number"] :], pieces[-1].startswith(_LAST_KINDS)
 
     async def follow(

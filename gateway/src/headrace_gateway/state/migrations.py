@@ -7,8 +7,10 @@ a step is a function, its place in `STEPS` is its version.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from sqlalchemy import Connection, inspect, select, text
+from sqlalchemy import Column, Connection, inspect, select, text
+from sqlalchemy.schema import CreateColumn
 
 from headrace_common.database import lock_for_migration, put
 from headrace_gateway.state import schema
@@ -31,7 +33,7 @@ def _v2_response_events(connection: Connection) -> None:
 
 
 def _v3_idempotency_owner(connection: Connection) -> None:
-    _add_text(connection, schema.idempotency.name, "owner")
+    _add(connection, schema.idempotency.c.owner)
 
 
 def _v4_uploads(connection: Connection) -> None:
@@ -39,12 +41,19 @@ def _v4_uploads(connection: Connection) -> None:
 
 
 def _v5_keys_of_batches(connection: Connection) -> None:
-    _add_text(connection, schema.batches.name, "key_id")
+    _add(connection, schema.batches.c.key_id)
 
 
-def _add_text(connection: Connection, table: str, name: str) -> None:
-    if not any(it["name"] == name for it in inspect(connection).get_columns(table)):
-        connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {name} TEXT NOT NULL DEFAULT ''"))
+def _v6_response_work(connection: Connection) -> None:
+    schema.response_work.create(connection, checkfirst=True)
+    _add(connection, schema.responses.c.attempt)
+
+
+def _add(connection: Connection, column: Column[Any]) -> None:  # Any: of whatever type
+    table = column.table.fullname
+    if not any(it["name"] == column.name for it in inspect(connection).get_columns(table)):
+        made = CreateColumn(column).compile(dialect=connection.dialect)
+        connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {made}"))
 
 
 STEPS: tuple[Callable[[Connection], None], ...] = (
@@ -53,6 +62,7 @@ STEPS: tuple[Callable[[Connection], None], ...] = (
     _v3_idempotency_owner,
     _v4_uploads,
     _v5_keys_of_batches,
+    _v6_response_work,
 )
 
 

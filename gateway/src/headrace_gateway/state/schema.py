@@ -35,6 +35,19 @@ responses = Table(
     Column("cancel_wanted", Integer, nullable=False),
     Column("created_s", BigInteger, nullable=False),
     Column("expires_s", BigInteger, nullable=False, index=True),
+    # How often it was begun, so that a process that another has overtaken changes nothing.
+    Column("attempt", Integer, nullable=False, server_default="1"),
+)
+
+# What is asked for by responses that nobody waits for, while they are not finished.
+response_work = Table(
+    "gw_response_work",
+    metadata,
+    Column("response_id", Text, primary_key=True),
+    Column("key_id", Text, nullable=False),
+    # The body as it was sent.
+    Column("request", LargeBinary, nullable=False),
+    Column("expires_s", BigInteger, nullable=False, index=True),
 )
 
 response_events = Table(

@@ -183,7 +183,14 @@ def _sweeper(table: Table) -> _Sweep:
 
 
 _SIMPLE = tuple(
-    _sweeper(it) for it in (schema.responses, schema.idempotency, schema.stories, schema.uploads)
+    _sweeper(it)
+    for it in (
+        schema.responses,
+        schema.response_work,
+        schema.idempotency,
+        schema.stories,
+        schema.uploads,
+    )
 )
 
 
