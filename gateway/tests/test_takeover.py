@@ -239,7 +239,7 @@ async def test_a_frozen_process_leaves_it_to_others(
     fleet.settings["state_url"] = f"sqlite:///{fleet.folder}/shared.sqlite3"
     await fleet.restart_gateway()
     fleet.worker.switches.delay_per_token_s = 0.1
-    kept = fleet.gateway._kept
+    kept = fleet.gateway._responses_api.kept
     renew, has_renewed = kept.renew, asyncio.Event()
 
     async def renew_late(response: dict[str, Any], attempt: int) -> Hold:
@@ -275,7 +275,7 @@ async def test_a_process_that_was_only_slow_goes_on(
     """Nobody else was there, and it claims what it is still at."""
     monkeypatch.setattr(kept_module, "LEASE_S", 1)
     fleet.worker.switches.delay_per_token_s = 0.1
-    kept, attempts = fleet.gateway._kept, []
+    kept, attempts = fleet.gateway._responses_api.kept, []
     renew = kept.renew
 
     async def renew_late(response: dict[str, Any], attempt: int) -> Hold:

@@ -46,13 +46,7 @@ from headrace_gateway.outbox_metrics import OutboxMetrics
 from headrace_gateway.price_watch import PriceWatch
 from headrace_gateway.pricing import PriceBook
 from headrace_gateway.request_flow import FlowLimits, RequestFlow
-from headrace_gateway.responses_api.background import BackgroundResponses
-from headrace_gateway.responses_api.dialect import ResponsesDialect
-from headrace_gateway.responses_api.input_tokens import InputTokenCount
-from headrace_gateway.responses_api.kept import KeptResponses
-from headrace_gateway.responses_api.kept_events import KeptEvents
-from headrace_gateway.responses_api.routes import responses_router
-from headrace_gateway.responses_api.takeover import Takeover
+from headrace_gateway.responses_api.api import ResponsesApi
 from headrace_gateway.rest_app import rest_app
 from headrace_gateway.retry_budget import RetryBudget, RetryLimits
 from headrace_gateway.routes.health import health_router
@@ -68,7 +62,6 @@ from headrace_gateway.stories import Stories
 from headrace_gateway.tokenize_api import TokenizeApi
 from headrace_gateway.usage_events import UsageLog
 from headrace_gateway.usage_log import OutboxUsageLog
-from headrace_gateway.visit import Dialect
 
 _log = logging.getLogger(__name__)
 _REPORTS_FLUSH_S = 1.0
@@ -134,17 +127,8 @@ class Gateway:
         )
         self.stories = Stories(self._state, settings.story_ttl_s)
         self._flow = self._build_flow(clock)
-        self._kept = KeptResponses(self._state, settings.response_ttl_s)
-        events = KeptEvents(self._state, settings.response_ttl_s)
-        self._background = BackgroundResponses(self._kept, events, self._flow)
-        self._responses = ResponsesDialect(self._kept, self._background, self._names, clock)
-        self._takeover = Takeover(
-            self._kept,
-            events,
-            self._responses,
-            self._background,
-            self._auth,
-            self._may_take_over,
+        self._responses_api = ResponsesApi(
+            self._state, settings.response_ttl_s, self._flow, self._auth, self._may_take_over
         )
         self._batch_api = self._build_batch_api()
         self._succession = Succession(settings.succession_fd)
@@ -194,8 +178,8 @@ class Gateway:
                 ("leases", self._admission.renew_all),
                 ("state", self._state.keep),
                 ("batches", self._batch_api.runner.keep),
-                ("background responses", self._takeover.keep),
-                ("background events", self._background.keep_events),
+                ("background responses", self._responses_api.takeover.keep),
+                ("background events", self._responses_api.background.keep_events),
                 ("stories", self.stories.keep),
                 ("guard reports", self._sent_reports.run),
             )
@@ -213,7 +197,7 @@ class Gateway:
             cut_s = time.monotonic() + self._settings.drain_grace_s
             await asyncio.gather(serving, return_exceptions=True)
             stopping.cancel()
-            await self._background.close(cut_s - time.monotonic())
+            await self._responses_api.background.close(cut_s - time.monotonic())
             await self._close()
 
     def _build_flow(self, clock: Clock) -> RequestFlow:
@@ -284,19 +268,16 @@ class Gateway:
             self._admission.standing,
             self._idempotency,
         )
-        dialects: dict[str, Dialect] = {
-            **self._batch_api.dialects,
-            "/v1/responses": self._responses,
-        }
         hot: dict[str, AsgiApp] = {
-            path: HotRoute(dialect, context, self._flow) for path, dialect in dialects.items()
+            **{
+                path: HotRoute(dialect, context, self._flow)
+                for path, dialect in self._batch_api.dialects.items()
+            },
+            **self._responses_api.posts(context),
         }
         hot["/v1/messages/count_tokens"] = CallRoute(
             CountDialect(), context, TokenCount(self._names, self._intake, self._admission)
         )
-        count = InputTokenCount(self._kept, self._names, self._intake, self._admission)
-        count_form = OpenAiErrors(Endpoint.COUNT_TOKENS)
-        hot["/v1/responses/input_tokens"] = CallRoute(count_form, context, count)
         tokens = TokenizeApi(self._names, self._intake, self._admission)
         tokenize_form = OpenAiErrors(Endpoint.TOKENIZE)
         hot["/tokenize"] = CallRoute(tokenize_form, context, tokens.tokenize)
@@ -309,7 +290,7 @@ class Gateway:
                 models_router(self._auth, self._names),
                 model_routes_router(self._auth, self.routes),
                 usage_router(self._auth, self._billing, clock),
-                responses_router(self._auth, self._kept, self._background),
+                self._responses_api.router(),
                 requests_router(self._auth, self.stories, self._billing, self._router),
                 *self._batch_api.routers(),
                 health_router(self.registry, lambda: self.is_ready),
