@@ -53,8 +53,18 @@ def add_limits(parser: ArgumentParser) -> None:
 
 
 def words(text: str) -> list[str]:
-    """Split a list at commas."""
-    return [word.strip() for word in text.split(",") if word.strip()]
+    """Split a list at commas; an empty text is an empty list."""
+    found = [word.strip() for word in text.split(",")] if text.strip() else []
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"nothing stands before or behind a comma: {text!r}")
+    return found
+
+
+def _some_words(text: str) -> list[str]:
+    """Split a list that may not be empty: where that is the default, it means "everything"."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty; leave the option out for the default")
+    return words(text)
 
 
 def limit(text: str) -> int:
@@ -155,13 +165,15 @@ def _add_key_create(keys: Commands, add: AddCommand) -> None:
         help="as --month-budget-usd, e.g. 12.50",
     )  # fmt: skip
     _add_key_choices(create)
-    create.add_argument("--models", type=words, default=[], metavar="M,...", help="default: all")
     create.add_argument(
-        "--scopes", type=words, default=[], metavar="S,...", help="inference, usage, admin"
+        "--models", type=_some_words, default=[], metavar="M,...", help="default: all"
+    )
+    create.add_argument(
+        "--scopes", type=_some_words, default=[], metavar="S,...", help="inference, usage, admin"
     )
     create.add_argument("--expires", type=_moment_ahead, default=0, metavar="DATE", help="UTC")
     create.add_argument(
-        "--guard-block", type=words, default=[], metavar="WORD,...", help="words to block"
+        "--guard-block", type=_some_words, default=[], metavar="WORD,...", help="words to block"
     )
     create.add_argument("--guard-policy", default="", metavar="P", help="name of a guard policy")
 
