@@ -253,6 +253,16 @@ def test_a_choice_that_had_ended_is_only_told_to_have_ended():
         assert bench.outputs[2][-1].usage.output_tokens == 3
 
 
+def test_only_prompts_that_go_on_or_are_long_tell_the_rate_of_prefill():
+    """A short prompt's step takes as long as one of decoding, whose tokens are none of a prompt."""
+    with Bench(token_budget=128) as bench:
+        bench.finish(request("short", 1), request("and short", 2))
+        assert bench.engine.load.prefill_tokens_per_s == 0
+        assert bench.engine.load.decode_tokens_per_s > 0
+        bench.finish(request("long enough " * 10, 3))
+        assert bench.engine.load.prefill_tokens_per_s > 0
+
+
 def test_an_abort_frees_the_blocks_before_the_next_step():
     """After the abort at most the step under way is completed."""
     with Bench(may_end=False) as bench:

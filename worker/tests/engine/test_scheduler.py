@@ -200,6 +200,40 @@ def test_preempts_the_latest_of_the_lowest_class_and_lets_it_go_on():
     cache.check()
 
 
+def test_a_preempted_prompts_last_token_leaves_its_budget_to_others():
+    """It was taken before all prompts, like a stream's token, and goes back to where it was."""
+    scheduler, cache = make(num_blocks=8, token_budget=2, max_running=2)
+    older, eager = request(range(2), 1), request(range(50, 65), 2, at_s=1.0, ttft_slo_s=0.5)
+    scheduler.add(older)
+    run_step(scheduler)
+    scheduler.add(eager)
+    while eager.sequences[0].num_computed < 14 or cache.pool.num_available:
+        run_step(scheduler)
+    scheduler.add(request([9], 3, at_s=0.5, ttft_slo_s=0.1))
+    plan = run_step(scheduler)
+    assert [seq.request.key for seq in plan.preempted] == [2]
+    assert lengths(plan) == {1: 1, 3: 1}
+
+
+def test_what_a_chunk_is_does_not_change_with_what_is_drawn():
+    """The step is measured after its tokens have been appended."""
+    scheduler, _ = make(token_budget=4)
+    scheduler.add(request(range(5), 1))
+    seen = []
+    for _ in range(3):
+        (chunk,) = run_step(scheduler).chunks
+        seen.append((chunk.gives_token, chunk.is_decode))
+    assert seen == [(False, False), (True, False), (True, True)]
+
+
+def test_a_token_computed_again_on_the_way_is_no_decode():
+    """After a preemption output is computed like a prompt, in chunks as small as may be."""
+    scheduler, _ = make(token_budget=1, max_running=1)
+    scheduler.add(request([1], 1, resume={0: [2, 3]}))
+    kinds = [run_step(scheduler).chunks[0].is_decode for _ in range(3)]
+    assert kinds == [False, False, True]
+
+
 def test_a_higher_class_takes_the_place_of_a_running_lower_one():
     """Class binds also when every place is taken, but not endlessly against the same request."""
     scheduler, _ = make(max_running=1)

@@ -67,21 +67,32 @@ class SchedulerLimits:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens of one sequence in one step: `token_ids[start:start + num_tokens]`."""
+    """Tokens of one sequence in one step: `token_ids[start:start + num_tokens]`.
+
+    What it says holds for the step, also after the drawn token has been appended.
+
+    Args:
+        seq: whose tokens.
+        start: place of the first.
+        num_tokens: how many.
+        gives_token: the last of the known tokens is computed, so that the next can be drawn.
+        is_decode: it computes the last output token alone, not a part of a prompt or of output
+            that is computed again.
+    """
 
     seq: Sequence
     start: int
     num_tokens: int
+    gives_token: bool
+    is_decode: bool
 
-    @property
-    def gives_token(self) -> bool:
-        """Whether the last of the known tokens is computed, so that the next can be drawn."""
-        return self.start + self.num_tokens == self.seq.num_tokens
-
-    @property
-    def is_decode(self) -> bool:
-        """Whether it computes the last output token alone, not a part of a prompt."""
-        return self.num_tokens == 1 and self.start >= self.seq.num_prompt
+    @classmethod
+    def next_of(cls, seq: Sequence, num_tokens: int) -> Chunk:
+        """Return the next *num_tokens* that a sequence computes."""
+        start = seq.num_computed
+        gives_token = start + num_tokens == seq.num_tokens
+        is_decode = gives_token and num_tokens == 1 and start >= seq.num_prompt
+        return cls(seq, start, num_tokens, gives_token, is_decode)
 
 
 @dataclass
@@ -106,33 +117,38 @@ class Fork:
 
 @dataclass
 class _Step:
-    """A plan in the making."""
+    """A plan in the making: first single tokens, then from what these leave, prompts."""
 
     budget: int
     # Of it, what prompts may take.
     prompt_budget: int = 0
-    chunks: dict[int, Chunk] = field(default_factory=dict)
+    singles: dict[int, Chunk] = field(default_factory=dict)
+    prompts: dict[int, Chunk] = field(default_factory=dict)
     admitted: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
 
-    def take_decode(self, seq: Sequence) -> None:
+    @property
+    def chunks(self) -> list[Chunk]:
+        return [*self.singles.values(), *self.prompts.values()]
+
+    def take_single(self, seq: Sequence) -> None:
         self.budget -= 1
-        self.chunks[id(seq)] = Chunk(seq, seq.num_computed, 1)
+        self.singles[id(seq)] = Chunk.next_of(seq, 1)
 
     def take_prompt(self, seq: Sequence) -> None:
         num_tokens = min(self.prompt_budget, seq.num_uncomputed)
         self.prompt_budget -= num_tokens
-        self.chunks[id(seq)] = Chunk(seq, seq.num_computed, num_tokens)
+        self.prompts[id(seq)] = Chunk.next_of(seq, num_tokens)
 
     def limit_prompts(self, most_tokens: int) -> None:
         self.prompt_budget = min(self.budget, most_tokens)
 
     def give_back(self, seq: Sequence) -> None:
-        chunk = self.chunks.pop(id(seq), None)
-        if chunk is not None and chunk.is_decode:
+        if self.singles.pop(id(seq), None) is not None:
             self.budget += 1
-        elif chunk is not None:
-            self.prompt_budget += chunk.num_tokens
+        prompt = self.prompts.pop(id(seq), None)
+        if prompt is not None:
+            self.prompt_budget += prompt.num_tokens
         if seq in self.admitted:
             self.admitted.remove(seq)
 
@@ -206,13 +222,13 @@ class Scheduler:
         step = _Step(self._limits.token_budget)
         for seq in sorted(self._running, key=_rank):
             if seq.num_uncomputed == 1 and seq.state is SequenceState.RUNNING:
-                self._plan_decode(seq, step)
+                self._plan_single(seq, step)
         step.limit_prompts(self._most_prompt_tokens(step))
         for seq in sorted(self._running, key=_rank):
             if seq.num_uncomputed > 1 and step.prompt_budget > 0:
                 step.take_prompt(seq)
         self._admit_waiting(step, now_s)
-        return StepPlan(list(step.chunks.values()), step.admitted, step.preempted)
+        return StepPlan(step.chunks, step.admitted, step.preempted)
 
     def computed(self, chunk: Chunk) -> None:
         """Note that a chunk's KV lies in its blocks and name the blocks that are now full."""
@@ -254,7 +270,7 @@ class Scheduler:
         for seq in request.sequences:
             self.finish(seq, Finish.ABORT)
 
-    def _plan_decode(self, seq: Sequence, step: _Step) -> None:
+    def _plan_single(self, seq: Sequence, step: _Step) -> None:
         num_blocks = self._num_blocks(seq.num_tokens)
         while len(seq.block_table) < num_blocks:
             try:
@@ -264,10 +280,10 @@ class Scheduler:
                 self._preempt(victim, step)
                 if victim is seq:
                     return
-        step.take_decode(seq)
+        step.take_single(seq)
 
     def _most_prompt_tokens(self, step: _Step) -> int:
-        streams = [it.seq.request for it in step.chunks.values() if it.is_decode]
+        streams = [it.seq.request for it in step.singles.values() if it.is_decode]
         return step.budget if self._pace is None else self._pace.most_prompt_tokens(streams)
 
     def _admit_waiting(self, step: _Step, now_s: float) -> None:
