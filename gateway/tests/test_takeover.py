@@ -187,6 +187,7 @@ async def test_the_next_process_goes_on(hasty: GatewayFleet) -> None:
     assert closed.ending == usage_pb2.ENDING_COMPLETED
     assert closed.usage.output_tokens == kept.usage.output_tokens
     assert kept.created_at == told[0].response.created_at
+    assert hasty.gateway.metrics.taken_over._value.get() == 1
 
 
 async def test_what_is_refused_for_a_while_waits(hasty: GatewayFleet) -> None:

@@ -143,6 +143,11 @@ class GatewayMetrics:
             ["reason"],
             registry=registry,
         )
+        self.taken_over = Counter(
+            "headrace_gateway_responses_taken_over",
+            "Background responses begun anew here, since whoever made them died or stopped.",
+            registry=registry,
+        )
         self.unpriced = Counter(
             "headrace_gateway_unpriced_requests",
             "Admitted requests for a model that no price row covers.",

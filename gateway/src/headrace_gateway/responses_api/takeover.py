@@ -77,6 +77,7 @@ class Takeover:
             await self._kept.release(response_id, claimed.attempt)
             return False
         _log.warning("%s was left by its process: begun anew", response_id)
+        self._background.flow.metrics.taken_over.inc()
         keep_alive_s = self._background.flow.limits.keep_alive_s
         log = ResumedLog(response_id, keep_alive_s, claimed.attempt, told)
         queued: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
