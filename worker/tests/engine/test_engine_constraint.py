@@ -155,6 +155,40 @@ def test_a_constraint_that_cannot_begin_ends_its_own_request_only():
     assert [len(text(outputs[key])) for key in (1, 3)] == [9, 9]
 
 
+class FailsAt:
+    """A constraint whose matchers raise *error* in *method*, from the choice's turn on."""
+
+    def __init__(self, error, method, choice_idx):
+        self.error, self.method, self.choice_idx = error, method, choice_idx
+        self.num_begun = 0
+
+    def begin(self):
+        matcher = OneText("ab", 9)
+        if self.num_begun == self.choice_idx:
+            setattr(matcher, self.method, self.fail)
+        self.num_begun += 1
+        return matcher
+
+    def fail(self, *_args):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("no", param="constraint"), ZeroDivisionError()])
+@pytest.mark.parametrize(("method", "num_tokens"), [("mask", 0), ("accept", 1)])
+def test_what_fails_in_one_choice_ends_the_request_and_its_count(error, method, num_tokens):
+    """Of the step in which it fails only what was handed out is counted; batch mates go on."""
+    outputs = run(
+        request(1, constraint=FailsAt(error, method, 1), num_choices=4),
+        request(2, constraint=OneText("ab", 9)),
+    )
+    told = InvalidRequest if isinstance(error, InvalidRequest) else Internal
+    assert isinstance(outputs[1][-1].error, told)
+    parts = [part for output in outputs[1] for part in output.choices]
+    assert sum(len(part.tokens) for part in parts) == num_tokens
+    assert outputs[1][-1].usage.output_tokens == num_tokens
+    assert (len(text(outputs[2])), outputs[2][-1].error) == (9, None)
+
+
 def test_stop_strings_and_max_tokens_cut_as_ever():
     """The client asked for both."""
     stopping = StopParams(max_tokens=50, stop=("aa",))

@@ -85,14 +85,16 @@ class Choice:
         )
 
     def accept(self, sampled: Sampled) -> ChoiceOutput:
-        """Append a drawn token and return what may go out because of it."""
+        """Append a drawn token and return what may go out because of it.
+
+        Raises:
+            InvalidRequest: the constraint cannot go on with it; it is not appended.
+        """
+        finish, text = self._advance(sampled.token_id, self.seq.num_output + 1)
         self.seq.token_ids.append(sampled.token_id)
         if self._counts_output:
             self._output_counts[sampled.token_id] += 1
-        output = ChoiceOutput(self.seq.choice_idx, [sampled])
-        output.finish, output.text = self._advance(sampled.token_id, self.seq.num_output)
-        output.stop_matched = self._matched
-        return output
+        return ChoiceOutput(self.seq.choice_idx, [sampled], text, finish, self._matched)
 
     def _advance(self, token_id: int, num_output: int) -> tuple[Finish | None, str]:
         stopping = self._stopping

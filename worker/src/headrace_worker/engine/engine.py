@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from headrace_common.awake import AwakeClock
 from headrace_common.clock import Clock
-from headrace_common.errors import HeadraceError, Internal, InvalidRequest
+from headrace_common.errors import HeadraceError, Internal
 from headrace_worker.engine.block_events import BlockEventLog
 from headrace_worker.engine.choice import Choice
 from headrace_worker.engine.invariants import check_books
@@ -227,11 +227,8 @@ class Engine:
             else:
                 self._scheduler.add(request)
                 self._query_tokens += len(request.prompt_token_ids)
-        except HeadraceError as error:
-            self._fail(live, error)
-        except Exception:  # noqa: BLE001 - edge: no request may end the loop
-            _log.exception("request %s could not be taken in", request.request_id)
-            self._fail(live, Internal())
+        except Exception as error:  # noqa: BLE001 - edge: no request may end the loop
+            self._fail(live, _told(request, error))
 
     def _choices(self, request: Request) -> list[Choice]:
         counts = Counter(request.prompt_token_ids) if request.sampling.uses_counts else Counter()
@@ -305,13 +302,14 @@ class Engine:
         )
 
     def _specs(self, draws: list[tuple[Choice, int]]) -> list[tuple[Choice, int, SampleSpec]]:
-        """Say how each choice draws; one whose constraint cannot say so fails alone."""
+        """Say how each choice draws; a request whose constraint cannot say so fails alone."""
         specs = []
         for choice, place in draws:
+            request = choice.seq.request
             try:
                 specs.append((choice, place, choice.spec()))
-            except InvalidRequest as error:
-                self._fail(self._live[choice.seq.request.key], error)
+            except Exception as error:  # noqa: BLE001 - edge: a constraint's mistake is its own
+                self._fail(self._live[request.key], _told(request, error))
         return [it for it in specs if it[0].seq.finish is None]
 
     def _pool(self, chunks: list[Chunk]) -> None:
@@ -344,14 +342,17 @@ class Engine:
     def _accept(self, choice: Choice, sampled: Any) -> None:  # Any: Sampled
         seq, now_s = choice.seq, self._clock.now_s()
         request = seq.request
+        if seq.finish is not None:
+            # Another choice has failed the request in this very step.
+            return
         if request.first_token_s is None:
             request.first_token_s = now_s
         request.last_token_s = now_s
         live = self._live[request.key]
         try:
             part = choice.accept(sampled)
-        except InvalidRequest as error:
-            self._fail(live, error)
+        except Exception as error:  # noqa: BLE001 - edge: a constraint's mistake is its own
+            self._fail(live, _told(request, error))
             return
         if part.finish is not None:
             self._scheduler.finish(seq, part.finish)
@@ -469,6 +470,14 @@ def _row(chunk: Chunk) -> Row:
 def _left(seq: Sequence) -> int:
     """Prompt tokens still to be computed; of a sequence that decodes: none."""
     return seq.num_uncomputed if seq.num_uncomputed > 1 else 0
+
+
+def _told(request: Request, error: Exception) -> HeadraceError:
+    """Return what is told of a failure; what lies inside is for the log."""
+    if isinstance(error, HeadraceError):
+        return error
+    _log.error("request %s failed", request.request_id, exc_info=error)
+    return Internal()
 
 
 def _usage(request: Request) -> Usage:
