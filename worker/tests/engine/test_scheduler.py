@@ -5,9 +5,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace_common.blocks import chain_key
+from headrace_common.blocks import chain, chain_key
 from headrace_common.errors import ContextTooLong, QueueFull
 from headrace_worker.engine.block_events import BlockEventLog
+from headrace_worker.engine.handover import BlockImport
 from headrace_worker.engine.pace import Pace
 from headrace_worker.engine.prefix_cache import PrefixCache
 from headrace_worker.engine.request import (
@@ -234,6 +235,51 @@ def test_a_token_computed_again_on_the_way_is_no_decode():
     assert kinds == [False, False, True]
 
 
+class NoMemory:
+    """The bytes of blocks, which scheduling does not care for."""
+
+    layout, block_bytes = "none", 0
+
+    def write_blocks(self, block_ids, data):
+        pass
+
+
+def imported(cache, prompt, num_reserved=0):
+    """Begin an import of a prompt's full blocks and take in as many as there is room for."""
+    hashes = list(chain(chain_key("m"), list(prompt)[: len(prompt) // SIZE * SIZE], SIZE))
+    incoming = BlockImport(NoMemory(), num_reserved)
+    for block_hash in hashes[incoming.begin(cache, hashes) :]:
+        if not incoming.add(cache, [block_hash], b""):
+            break
+    return incoming
+
+
+def test_an_import_ends_when_a_stream_needs_its_room():
+    """Nobody is preempted for blocks that are only on their way; those that came stay cached."""
+    scheduler, cache = make(num_blocks=4, token_budget=100)
+    it = request(range(3), 1)
+    scheduler.add(it)
+    run_step(scheduler)
+    incoming = imported(cache, range(50, 62))
+    assert (len(incoming.block_table), cache.pool.num_available) == (3, 0)
+    for _ in range(6):
+        assert lengths(run_step(scheduler)) == {1: 1}
+    assert it.num_preemptions == 0
+    assert not incoming.add(cache, [b"x" * 32], b"")
+    incoming.close()
+    cache.check()
+
+
+def test_an_import_ends_when_nothing_else_could_run():
+    """A prompt that waits is not kept from an idle engine."""
+    scheduler, cache = make(num_blocks=4, token_budget=100)
+    incoming = imported(cache, range(50, 66))
+    scheduler.add(request(range(7), 1))
+    assert lengths(run_step(scheduler)) == {1: 7}
+    assert cache.pool.num_used == 2
+    incoming.close()
+
+
 def test_a_higher_class_takes_the_place_of_a_running_lower_one():
     """Class binds also when every place is taken, but not endlessly against the same request."""
     scheduler, _ = make(max_running=1)
@@ -323,6 +369,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_blocks=8, token_budget=6, max_running=3, pace=self.pace
         )
         self.live: list[Request] = []
+        self.imports: list[BlockImport] = []
         self.now_s = 0.0
         self.num_made = 0
 
@@ -357,6 +404,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         it = self.live.pop(data.draw(st.integers(0, len(self.live) - 1)))
         self.scheduler.abort(it)
         self.scheduler.abort(it)
+
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=4, max_size=32), num_reserved=st.integers(0, 2)
+    )
+    def begin_import(self, prompt, num_reserved):
+        self.imports.append(imported(self.cache, prompt, num_reserved))
+
+    @precondition(lambda self: self.imports)
+    @rule(data=st.data())
+    def end_import(self, data):
+        self.imports.pop(data.draw(st.integers(0, len(self.imports) - 1))).close()
 
     @rule(token=st.integers(0, 1), token_s=st.sampled_from([1e-4, 1e-2, 1.0]))
     def step(self, token, token_s):
@@ -400,9 +458,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.live.remove(it)
 
     @invariant()
-    def blocks_belong_to_running_sequences_only(self):
+    def blocks_belong_to_running_sequences_and_imports_only(self):
         self.cache.check()
-        held = [block_id for seq in self.scheduler.running for block_id in seq.block_table]
+        holders = (*self.scheduler.running, *self.imports)
+        held = [block_id for holder in holders for block_id in holder.block_table]
         assert self.cache.pool.num_used == len(set(held))
         for block_id in set(held):
             assert self.cache.pool.num_references(block_id) == held.count(block_id)
@@ -425,6 +484,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 break
             self.step(0, 1e-2)
         assert not self.live, "something starved"
+        for incoming in self.imports:
+            incoming.close()
         assert self.cache.pool.num_used == 0
 
 

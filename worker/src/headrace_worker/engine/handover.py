@@ -2,7 +2,8 @@
 
 What comes in becomes cached content like any other: named by its hash, told to the index, evicted
 when its place is needed. While an import goes on its blocks are held, so that in the end they are
-released last one first, as a sequence does it: leaves go before their parents.
+released last one first, as a sequence does it: leaves go before their parents. When a
+stream needs their room, or nothing else could run, the import ends with what it has.
 """
 
 from __future__ import annotations
@@ -33,9 +34,15 @@ class BlockImport:
         self._cache: PrefixCache | None = None
         self._table: list[int] = []
 
+    @property
+    def block_table(self) -> list[int]:
+        """Blocks that it holds, in the prompt's order."""
+        return self._table
+
     def begin(self, cache: PrefixCache, hashes: Sequence[bytes]) -> int:
         """Hold what the cache has of the prompt already; return how many blocks that is."""
         self._cache = cache
+        cache.holders.append(self)
         for block_id in cache.match(hashes):
             cache.pool.share(block_id)
             self._table.append(block_id)
@@ -61,8 +68,9 @@ class BlockImport:
         return True
 
     def close(self) -> None:
-        """Let go of all blocks; they stay cached. Idempotent."""
+        """Let go of all blocks; they stay cached, and no more are taken. Idempotent."""
         if self._cache is not None:
             for block_id in reversed(self._table):
                 self._cache.pool.release(block_id)
+            self._cache.holders.remove(self)
         self._table, self._cache = [], None

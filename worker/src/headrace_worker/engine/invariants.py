@@ -28,6 +28,7 @@ def check_books(
         raise BrokenInvariant(str(error)) from error
     running, waiting = scheduler.running, scheduler.waiting
     held = Counter(block_id for seq in running for block_id in seq.block_table)
+    held.update(block_id for holder in cache.holders for block_id in holder.block_table)
     pool = cache.pool
     _require(pool.num_used == len(held), "a block is used by nobody, or held without being used")
     for block_id, number in held.items():

@@ -32,6 +32,19 @@ class CacheListener(Protocol):
         ...
 
 
+class BlockHolder(Protocol):
+    """Holds blocks beside the sequences, and only as long as these have room."""
+
+    @property
+    def block_table(self) -> Sequence[int]:
+        """What it holds."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all blocks."""
+        ...
+
+
 class PrefixCache:
     """The block pool with names for its contents. There is at most one block per hash.
 
@@ -44,6 +57,8 @@ class PrefixCache:
         self.pool = BlockPool(num_blocks, self._evicted)
         self._block_ids: dict[bytes, int] = {}
         self._listener = listener
+        # Who holds blocks without being a sequence; each adds and removes itself.
+        self.holders: list[BlockHolder] = []
 
     def __len__(self) -> int:
         """Return the number of blocks with a hash, used ones included."""
@@ -80,6 +95,13 @@ class PrefixCache:
                 block_table[idx] = held_by
         if new:
             self._listener.stored(new)
+
+    def try_reclaim(self) -> bool:
+        """Take back what is held beside the sequences; False if that is nothing."""
+        was_held = any(holder.block_table for holder in self.holders)
+        for holder in list(self.holders):
+            holder.close()
+        return was_held
 
     def clear(self) -> None:
         """Forget everything that no sequence holds.

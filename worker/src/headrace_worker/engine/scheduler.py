@@ -228,6 +228,8 @@ class Scheduler:
             if seq.num_uncomputed > 1 and step.prompt_budget > 0:
                 step.take_prompt(seq)
         self._admit_waiting(step, now_s)
+        if not step.chunks and self._waiting and self._cache.try_reclaim():
+            self._admit_waiting(step, now_s)
         return StepPlan(step.chunks, step.admitted, step.preempted)
 
     def computed(self, chunk: Chunk) -> None:
@@ -276,6 +278,8 @@ class Scheduler:
             try:
                 seq.block_table.append(self._pool.allocate())
             except OutOfBlocks:
+                if self._cache.try_reclaim():
+                    continue
                 victim = max(self._running, key=_victim_order)
                 self._preempt(victim, step)
                 if victim is seq:
