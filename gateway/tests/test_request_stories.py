@@ -97,6 +97,17 @@ async def test_a_request_that_cannot_be_looked_up_is_not_unknown(fleet: GatewayF
         assert (await client.get("/v1/requests/req_nope")).status_code == 503
 
 
+async def test_another_gateway_tells_a_story_at_once(fleet: GatewayFleet) -> None:
+    """Behind a balancer nobody knows which one answers; what is written soon is waited for."""
+    other = await fleet.add_gateway()
+    async with fleet.http() as client:
+        answer = await client.post("/v1/chat/completions", json=chat_body())
+        request_id = answer.headers["x-request-id"]
+        story = await client.get(f"http://127.0.0.1:{other.port}/v1/requests/{request_id}")
+    assert story.status_code == 200
+    assert story.json()["timing"]["duration_s"] > 0
+
+
 async def test_a_story_outlives_its_process(
     fleet: GatewayFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from sqlalchemy import Connection, select
 
 from headrace_common.bulk_rows import insert_missing_rows
 from headrace_common.errors import Unavailable
+from headrace_common.ids import first_request_id
 from headrace_common.price_rows import cached_tokens
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_contracts.worker.v1.worker_pb2 import Timings
@@ -32,6 +33,10 @@ _FLUSH_S = 0.25
 _IDLE_S = 1.0
 _MAX_FLUSHED = 125
 _MAX_REMEMBERED = 5_000
+# Of a request that may just have ended: so often it is looked for until another gateway, which
+# answered it, has written it. Requests that came in before that have ended long ago.
+_TRIES = 8
+_FRESH_S = 900
 
 
 class _Facts(NamedTuple):
@@ -128,10 +133,26 @@ class Stories:
                 await self.flush()
 
     async def find(self, owner: Owner, request_id: str) -> Json | None:
-        """Return a request's story to its owner; None = there is none."""
+        """Return a request's story to its owner; None = there is none.
+
+        One that is fresh by its id is waited for a moment: another gateway may have answered it.
+        """
         found = self._recent.get(request_id)
         if found is not None:
             return found.story() if Owner(found.tenant_id, found.project_id) == owner else None
+        kept = await self._read(owner, request_id)
+        now_s = self._state.now_s()
+        first, last = (
+            first_request_id(at_s * 1_000_000) for at_s in (now_s - _FRESH_S, now_s + 60)
+        )
+        tries = _TRIES if first < request_id < last else 0
+        while kept is None and tries:
+            tries -= 1
+            await asyncio.sleep(_FLUSH_S)
+            kept = await self._read(owner, request_id)
+        return kept
+
+    async def _read(self, owner: Owner, request_id: str) -> Json | None:
         return await self._state.read(lambda it: _kept(it, owner, request_id), owner.tenant_id)
 
 
