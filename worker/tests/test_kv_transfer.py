@@ -39,6 +39,7 @@ class Fleet:
             "listen": f"127.0.0.1:{free_port()}",
             "kv_capacity_tokens": 4096,
             "drain_grace_s": 0,
+            "check_invariants": True,
         }
         app = WorkerApp(WorkerSettings(**(known | settings)), SystemClock(), CollectorRegistry())
         self.stack.push_async_callback(app.stop)

@@ -222,8 +222,7 @@ class WorkerApp:
             sampling_defaults=resolve(settings.sampling_defaults, model.info.sampling_defaults),
         )
         _log.info("requests that name none are sampled with %s", served.sampling_defaults.said)
-        # Blocks on their way in are held by no sequence, which the check of the books would report.
-        if settings.check_invariants or not isinstance(model.runner, BlockMemory):
+        if not isinstance(model.runner, BlockMemory):
             return served
         transfer = KvTransfer(
             engine,

@@ -132,7 +132,7 @@ class WorkerSettings(_FleetMemberSettings):
     check_invariants: bool = Field(
         False,
         description="Debug mode: check all books of the engine after every step; slow. A mistake "
-        "ends all requests, is logged, and the engine starts afresh. Takes no KV from others.",
+        "ends all requests, is logged, and the engine starts afresh.",
     )
     role: Literal["both", "prefill", "decode"] = Field(
         "both",
