@@ -74,3 +74,25 @@ async def test_wrong_files_are_refused(fleet_parts: GatewayFleet) -> None:
         assert too_large.value.status_code == 413
         assert [one async for one in client.files.list()] == []
     await fleet_parts.close()
+
+
+async def test_what_is_no_form_is_told_what_a_form_is(fleet: GatewayFleet) -> None:
+    """Not that the purpose, which it names, is wrong."""
+    asked = {"purpose": "batch", "file": "x"}
+    async with fleet.http() as client:
+        answers = [
+            await client.post("/v1/files", json=asked),
+            await client.post("/v1/files", content=b"x", headers={"content-type": "text/plain"}),
+        ]
+    for answer in answers:
+        assert answer.status_code == 400
+        assert "multipart/form-data" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/uploads", "/v1/batches"])
+async def test_a_compressed_body_is_told_so(fleet: GatewayFleet, path: str) -> None:
+    """Here as on the endpoints that use a model."""
+    async with fleet.http() as client:
+        told = {"content-encoding": "gzip", "content-type": "multipart/form-data; boundary=x"}
+        answer = await client.post(path, content=b"\x1f\x8b", headers=told)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")

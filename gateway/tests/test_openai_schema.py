@@ -106,6 +106,11 @@ def test_wrong_chat_fields_are_named(fields: dict[str, Any], param: str) -> None
         ({"temperature": 2.5}, "temperature", "decimal_above_max_value"),
         ({"user": "u" * 513}, "user", "string_above_max_length"),
         ({"metadata": {"k": "v" * 513}}, "metadata", "string_above_max_length"),
+        (
+            {"metadata": dict.fromkeys(map(str, range(17)), "")},
+            "metadata",
+            "object_above_max_properties",
+        ),
         ({"temperature": "hot"}, "temperature", "invalid_request"),
     ],
 )

@@ -120,9 +120,7 @@ class HttpExchange:
             UnsupportedEncoding: it is compressed.
             ClientGone: the client left.
         """
-        coding = self.request_headers.get(b"content-encoding", b"")
-        if coding and coding.lower() != b"identity":
-            raise UnsupportedEncoding("Compressed request bodies are not supported.")
+        check_coding(self.request_headers.get(b"content-encoding", b""))
         # With short requests it came in one read with the head.
         if (body := self._reply.whole_body()) is not None:
             if len(body) > max_bytes:
@@ -226,6 +224,16 @@ class SlowReaderError(ClientGone):
 
     def __init__(self) -> None:
         super().__init__("The client did not read its answer.")
+
+
+def check_coding(coding: bytes) -> None:
+    """Take a body as it is, or not at all.
+
+    Raises:
+        UnsupportedEncoding: it is compressed, by its `Content-Encoding`.
+    """
+    if coding and coding.lower() != b"identity":
+        raise UnsupportedEncoding("Compressed request bodies are not supported.")
 
 
 def _nothing() -> None:

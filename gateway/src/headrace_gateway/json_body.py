@@ -14,9 +14,9 @@ _MISSING = re.compile(r"Object missing required field `([^`]{1,100})")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.{1,100}?)`?$", re.DOTALL)
 # A number or a length beyond its bound, and how OpenAI's code for that begins and ends.
 _BEYOND = re.compile(
-    r"Expected `(?P<kind>int|float|str|array)`(?P<length> of length)? (?P<way>[<>])"
+    r"Expected `(?P<kind>int|float|str|array|object)`(?P<length> of length)? (?P<way>[<>])"
 )
-_KINDS = {"int": "integer", "float": "decimal", "str": "string", "array": "array"}
+_KINDS = {"int": "integer", "float": "decimal", "str": "string"}
 # Free-form values (tool definitions, metadata) may not nest deeper.
 MAX_DEPTH = 64
 _MIN_INT, _MAX_INT = -(2**63), 2**64 - 1
@@ -106,5 +106,6 @@ def _explain(text: str, begin: str = "") -> InvalidRequest:
     if beyond is None:
         return InvalidRequest(told, param=path)
     way = "above_max" if beyond["way"] == "<" else "below_min"
-    unit = "length" if beyond["length"] else "value"
-    return OutOfBounds(told, param=path, code=f"{_KINDS[beyond['kind']]}_{way}_{unit}")
+    kind = beyond["kind"]
+    unit = "properties" if kind == "object" else "length" if beyond["length"] else "value"
+    return OutOfBounds(told, param=path, code=f"{_KINDS.get(kind, kind)}_{way}_{unit}")

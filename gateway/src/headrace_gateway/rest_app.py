@@ -21,7 +21,15 @@ from headrace_common.ids import new_request_id
 from headrace_gateway import error_body
 from headrace_gateway.auth import KeyAuth
 from headrace_gateway.call_rate import CallRate
-from headrace_gateway.http_exchange import EXTRA_HEADERS, AsgiApp, Event, Receive, Scope, Send
+from headrace_gateway.http_exchange import (
+    EXTRA_HEADERS,
+    AsgiApp,
+    Event,
+    Receive,
+    Scope,
+    Send,
+    check_coding,
+)
 from headrace_gateway.messages_api.dialect import is_anthropic, message_error
 from headrace_gateway.openapi_hot import whole_openapi
 from headrace_gateway.query_params import RouteCheck
@@ -35,7 +43,8 @@ _REQUEST_ID = "headrace.request_id"
 class RestFront:
     """In front of FastAPI: gives every answer its request id, and answers HEAD as GET.
 
-    Who calls too often is refused here: FastAPI would take as long for that as for an answer.
+    Who calls too often is refused here: FastAPI would take as long for that as for an answer. So is
+    a compressed body, which it would take for what it says.
 
     Args:
         app: answers.
@@ -80,6 +89,8 @@ class RestFront:
             return None
         try:
             self._rate.count(principal.tenant_id)
+            coding = Headers(scope=scope).get("content-encoding", "")
+            check_coding(coding.encode("latin-1"))
         except HeadraceError as error:
             return _answer(Request(scope), error)
         return None

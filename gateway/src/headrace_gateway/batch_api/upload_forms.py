@@ -21,6 +21,8 @@ from headrace_gateway.json_body import decode
 
 # What a form's own marks add to a file; and the largest JSON body.
 _FORM_BYTES = 64 * 1024
+# The second has no files, and is told so.
+_FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 # Who uploads may take his time, but not fall silent.
 _PIECE_TIMEOUT_S = 30.0
 
@@ -49,6 +51,9 @@ async def read_form(
         InvalidRequest: it is no such form.
         BodyTooLarge: its file is larger.
     """
+    content_type = request.headers.get("content-type", "").partition(";")[0]
+    if content_type.strip().lower() not in _FORMS:
+        raise _no_form(fields)
     told = f"The file is larger than {max_bytes} bytes."
     limited = Request(request.scope, _limited(request.receive, max_bytes + _FORM_BYTES, told))
     try:
@@ -60,9 +65,7 @@ async def read_form(
                     )
             yield form
     except HTTPException as error:
-        raise InvalidRequest(
-            f"The body must be multipart/form-data with the fields {' and '.join(fields)}."
-        ) from error
+        raise _no_form(fields) from error
 
 
 def file_of(form: FormData, name: str) -> UploadFile:
@@ -93,6 +96,12 @@ async def read_json(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
     told = f"The body is larger than {_FORM_BYTES} bytes."
     limited = Request(request.scope, _limited(request.receive, _FORM_BYTES, told))
     return decode(decoder, await limited.body())
+
+
+def _no_form(fields: Collection[str]) -> InvalidRequest:
+    *others, last = fields
+    named = f"{', '.join(others)} and {last}" if others else last
+    return InvalidRequest(f"The body must be multipart/form-data with one each of {named}.")
 
 
 def _limited(receive: Receive, max_bytes: int, told: str) -> Any:  # Any: ASGI's receive
