@@ -23,6 +23,7 @@ from headrace_common.errors import HeadraceError, InvalidRequest, Unavailable
 from headrace_worker.kernels.blocks import ByteArray
 from headrace_worker.model import prepared_folder
 from headrace_worker.model.config import ModelConfig
+from headrace_worker.model.damage import refusing_damage
 from headrace_worker.model.gguf_reader import GgufFile
 from headrace_worker.model.gguf_tokenizer import build_tokenizer
 from headrace_worker.model.prepared_folder import Manifest, Source
@@ -106,7 +107,8 @@ def _prepare_locked(source: Path, folder: Path, report: Progress) -> None:
     unfinished = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
     unfinished.mkdir()
     try:
-        _write(gguf, source, unfinished, report)
+        with refusing_damage(source, "GGUF file"):
+            _write(gguf, source, unfinished, report)
         if folder.exists():
             shutil.rmtree(folder)
         unfinished.rename(folder)

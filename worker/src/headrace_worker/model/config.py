@@ -25,6 +25,16 @@ SUPPORTED_ARCHITECTURES = (
     "gemma3_text",
 )
 _ROPE_KINDS = ("default", "linear", "llama3", "yarn", "factors")
+_SIZES = (
+    "num_layers",
+    "hidden_size",
+    "ffn_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "vocab_size",
+    "context_tokens",
+)
 SILU, GELU_TANH = "silu", "gelu_tanh"
 
 
@@ -132,6 +142,10 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_architecture(self.architecture)
+        for name in _SIZES:
+            size = getattr(self, name)
+            if not isinstance(size, int) or size < 1:
+                raise InvalidRequest(f"{name} is {size!r}; it must be a whole number above 0")
         if self.num_heads % self.num_kv_heads:
             raise InvalidRequest(
                 f"{self.num_heads} query heads do not divide over {self.num_kv_heads} KV heads"

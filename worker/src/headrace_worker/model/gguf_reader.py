@@ -16,6 +16,7 @@ from gguf import GGUFReader, dequantize
 from headrace_common.errors import InvalidRequest
 from headrace_worker.kernels.blocks import ByteArray, from_gguf
 from headrace_worker.model.config import ModelConfig, check_architecture
+from headrace_worker.model.damage import refusing_damage
 from headrace_worker.model.gguf_config import config_from_gguf, token_id
 from headrace_worker.sampling_defaults import SamplingDefaults
 
@@ -73,22 +74,20 @@ class GgufFile:
     """
 
     def __init__(self, path: Path) -> None:
-        try:
+        with refusing_damage(path, "GGUF file"):
             reader = GGUFReader(path)
-        except ValueError as error:
-            raise InvalidRequest(f"{path} is not a readable GGUF file: {error}") from error
-        self.metadata: Mapping[str, Any] = _Metadata(
-            (key, field.contents())
-            for key, field in reader.fields.items()
-            if not key.startswith("GGUF.")
-        )
-        check_architecture(str(self.metadata.get("general.architecture")))
-        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
-        self.config = config_from_gguf(
-            self.metadata,
-            is_head_tied=_GLOBAL_NAMES["lm_head.weight"] not in self._tensors,
-            rope_factors=self._rope_factors(),
-        )
+            self.metadata: Mapping[str, Any] = _Metadata(
+                (key, field.contents())
+                for key, field in reader.fields.items()
+                if not key.startswith("GGUF.")
+            )
+            check_architecture(str(self.metadata.get("general.architecture")))
+            self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+            self.config = config_from_gguf(
+                self.metadata,
+                is_head_tied=_GLOBAL_NAMES["lm_head.weight"] not in self._tensors,
+                rope_factors=self._rope_factors(),
+            )
 
     @property
     def chat_template(self) -> str:

@@ -50,7 +50,7 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
         vocab_size=values["vocab_size"],
         context_tokens=values["max_position_embeddings"],
         rope_theta=float(rope.get("rope_theta") or values.get("rope_theta") or 10_000.0),
-        rms_eps=values.get("rms_norm_eps", 1e-6),
+        rms_eps=float(values.get("rms_norm_eps", 1e-6)),
         is_head_tied=bool(values.get("tie_word_embeddings", architecture in _GEMMA)),
         eos_token_ids=_ids(values.get("eos_token_id")),
         bos_token_id=values.get("bos_token_id"),

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from headrace_common.errors import InvalidRequest
 from headrace_worker.model.config import ModelConfig
+from headrace_worker.model.damage import refusing_damage
 from headrace_worker.model.hf_config import config_from_hf
 from headrace_worker.model.info import ModelInfo
 from headrace_worker.model.weights import LoadedModel, assemble, tensor_plan
@@ -47,8 +48,15 @@ def _config(folder: Path, tokenizer_json: bytes) -> ModelConfig:
     values = _read_json(_required(folder / "config.json"))
     config = config_from_hf({**values, **_generation_ids(folder)})
     bos = config.bos_token_id
-    first = Tokenizer.from_str(tokenizer_json.decode()).encode("a", add_special_tokens=True).ids[:1]
+    first = _tokenizer(tokenizer_json).encode("a", add_special_tokens=True).ids[:1]
     return dataclasses.replace(config, add_bos=bos is not None and first == [bos])
+
+
+def _tokenizer(tokenizer_json: bytes) -> Tokenizer:
+    try:
+        return Tokenizer.from_str(tokenizer_json.decode())
+    except Exception as error:  # the library raises nothing narrower
+        raise InvalidRequest(f"tokenizer.json cannot be read: {error}") from error
 
 
 def _generation_ids(folder: Path) -> dict[str, Any]:
@@ -156,5 +164,5 @@ def _required(path: Path) -> Path:
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return values
+    with refusing_damage(path, "JSON object"):
+        return dict(json.loads(path.read_text(encoding="utf-8")))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from headrace_common.errors import InvalidRequest
 from headrace_worker.kernels.blocks import BlockMatrix
 from headrace_worker.model.config import ModelConfig
 from headrace_worker.model.info import ModelInfo
@@ -134,14 +135,49 @@ def num_columns(config: ModelConfig, name: str) -> int:
 
 
 def assemble(config: ModelConfig, fused: Callable[[str], torch.Tensor]) -> DecoderWeights:
-    """Build the weights; *fused* returns the float32 tensor of a key of `tensor_plan`."""
+    """Build the weights; *fused* returns the float32 tensor of a key of `tensor_plan`.
+
+    Raises:
+        InvalidRequest: a tensor has another shape than the config says. Kernels trust the config,
+            and would read beyond it.
+    """
+
+    def checked(name: str) -> torch.Tensor:
+        tensor, expected = fused(name), _shape(config, name.rpartition(".")[2])
+        if tuple(tensor.shape) != expected:
+            raise InvalidRequest(
+                f"the weights do not fit the model's config: {name!r} is {tuple(tensor.shape)}, "
+                f"not {expected}"
+            )
+        return tensor
+
     layers = tuple(
-        LayerWeights(**{name: fused(f"layers.{idx}.{name}") for name in _layer_parts(config)})
+        LayerWeights(**{name: checked(f"layers.{idx}.{name}") for name in _layer_parts(config)})
         for idx in range(config.num_layers)
     )
-    embedding = fused("embedding")
-    head = embedding if config.is_head_tied else fused("head")
-    return DecoderWeights(embedding, layers, fused("final_norm"), head)
+    embedding = checked("embedding")
+    head = embedding if config.is_head_tied else checked("head")
+    return DecoderWeights(embedding, layers, checked("final_norm"), head)
+
+
+def _shape(config: ModelConfig, part: str) -> tuple[int, ...]:
+    """Return the shape of a fused tensor, by the last part of its key of `tensor_plan`."""
+    head_dim, hidden = config.head_dim, config.hidden_size
+    num_query = config.num_heads * head_dim
+    num_qkv = num_query + 2 * config.num_kv_heads * head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "embedding": (config.vocab_size, hidden),
+        "head": (config.vocab_size, hidden),
+        "qkv": (num_qkv, hidden),
+        "qkv_bias": (num_qkv,),
+        "q_norm": (head_dim,),
+        "k_norm": (head_dim,),
+        "attention_out": (hidden, num_query),
+        "gate_up": (2 * config.ffn_size, hidden),
+        "down": (hidden, config.ffn_size),
+    }
+    # All others are norms of the residual stream.
+    return shapes.get(part, (hidden,))
 
 
 def placed(weights: DecoderWeights, placement: Placement) -> DecoderWeights:
