@@ -37,6 +37,10 @@ def error_of(grammar):
         ),
         ({"required": "a"}, "required has a value of the wrong kind"),
         ({"properties": 5}, "properties has a value of the wrong kind"),
+        (
+            {"type": "object", "properties": {"a": {}}, "minProperties": 1},
+            "minProperties and maxProperties cannot be enforced beside properties that may be left",
+        ),
         ({"type": "integer", "multipleOf": 0}, "multipleOf must be above 0"),
         (NO_VALUE, "nothing can fit: minimum (5) is greater than maximum (3)"),
         (NO_PROPERTY, "nothing can fit the property 'a'"),

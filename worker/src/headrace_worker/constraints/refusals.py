@@ -31,6 +31,10 @@ _WORDS = (
     (r"^Expected .* for '(.*?)', got ", "{0} has a value of the wrong kind"),
     (r"^(\$?\w+) must be an? ", "{0} has a value of the wrong kind"),
     (r"^invalid multiple of$", "multipleOf must be above 0"),
+    (
+        r"^min/maxProperties only supported ",
+        "minProperties and maxProperties cannot be enforced beside properties that may be left out",
+    ),
     (r"^Unsatisfiable schema: required property '(.*)'", "nothing can fit the property {0!r}"),
     (r"^Unsatisfiable schema: (\w+ \([^()]*\) is .*)$", "nothing can fit: {0}"),
     (r"^Unsatisfiable schema: |^NoExtension|^range end must", "nothing can fit it"),
