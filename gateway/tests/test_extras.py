@@ -8,8 +8,13 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH, PRIORITY_STANDARD
+from headrace_contracts.types.v1.types_pb2 import PRIORITY_BATCH, PRIORITY_STANDARD, TokenUsage
 from headrace_contracts.usage.v1 import usage_pb2
+from headrace_contracts.worker.v1.worker_pb2 import TokenLogprob
+from headrace_gateway.answer_format import AnswerHead, CompletionFormat
+from headrace_gateway.api_request import Shown
+from headrace_gateway.captured_exchange import CapturedExchange
+from headrace_gateway.whole_answer import WholeAnswer
 from headrace_testing.fake_worker import MODEL, saying
 from headrace_testing.gateway_fleet import GatewayFleet, chat_body
 
@@ -90,6 +95,44 @@ async def test_token_ids_of_prompt_and_output(fleet: GatewayFleet) -> None:
     assert chunks[0]["prompt_token_ids"] == chat["prompt_token_ids"]
     ids = [i for chunk in chunks for c in chunk["choices"] for i in c.get("token_ids", ())]
     assert ids == chat["choices"][0]["token_ids"]
+
+
+@pytest.mark.parametrize("logprobs", [None, 0])
+async def test_token_ids_of_an_echo_are_those_of_the_output(
+    fleet: GatewayFleet, logprobs: int | None
+) -> None:
+    """The prompt's have their own place, whatever else is asked for; streamed and whole alike."""
+    fleet.worker.script = saying("hé")
+    fields = {"prompt": "abc", "echo": True, "return_token_ids": True, "logprobs": logprobs}
+    (choice,) = (await complete(fleet, **fields))["choices"]
+    assert choice["prompt_token_ids"] == list(b"abc")
+    assert choice["token_ids"][:3] == list("hé".encode())
+    body = {"model": MODEL, "stream": True, **fields}
+    streamed = await post(fleet, "/v1/completions", body)
+    chunks = [
+        json.loads(line.removeprefix("data: "))["choices"][0]
+        for line in streamed.text.splitlines()
+        if line.startswith("data: {")
+    ]
+    assert [i for chunk in chunks for i in chunk.get("token_ids", ())] == choice["token_ids"]
+
+
+async def test_the_best_are_those_whose_output_is_likeliest() -> None:
+    """What is echoed is the same for all, and would weigh more in a short one's mean."""
+
+    def told(*logprobs: float) -> list[TokenLogprob]:
+        return [TokenLogprob(token=b"x", logprob=it) for it in logprobs]
+
+    exchange = CapturedExchange()
+    form = CompletionFormat(AnswerHead("cmpl-1", 0, MODEL, "fp"))
+    answer = WholeAnswer(exchange, form, Shown(logprobs=True, echo=True, num_best=1), num_made=2)
+    await answer.begin(2)
+    for choice_idx, made in enumerate([told(-1.2), told(-1.0, -1.0)]):
+        answer.add_text(choice_idx, "prompt", told(-0.0, -0.0, -0.0))
+        answer.add_text(choice_idx, f" {choice_idx}", made)
+        answer.add_finish(choice_idx, "stop")
+    await answer.end(TokenUsage())
+    assert json.loads(exchange.body)["choices"][0]["text"] == "prompt 1"
 
 
 async def test_log_probabilities_of_the_prompt(fleet: GatewayFleet) -> None:

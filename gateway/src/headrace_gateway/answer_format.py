@@ -51,6 +51,8 @@ class ChoiceAnswer:
     text: str = ""
     finish_reason: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    # Of them, those of the prompt, which come first.
+    num_echoed: int = 0
     calls: list[CallAnswer] = field(default_factory=list)
 
 
@@ -312,7 +314,9 @@ class CompletionFormat:
         place = self._places.setdefault(choice_idx, _TextPlace())
         if shown := self._extras.shown_logprobs(logprobs):
             encoded = orjson.dumps(self._logprobs(shown, place))
-        more = self._extras.of_output(logprobs if text or not self._extras.shown.echo else None)
+        # An echo comes first, and is no output.
+        of_echo = is_first and self._extras.shown.echo
+        more = self._extras.of_output(None if of_echo else logprobs)
         if is_first:
             more = {**self._extras.of_prompt(choice_idx), **more}
         return self._chunk(
@@ -339,7 +343,7 @@ class CompletionFormat:
                     "logprobs": self._extras.whole_logprobs(it.logprobs, self._logprobs),
                     "finish_reason": it.finish_reason,
                     **self._extras.of_prompt(idx),
-                    **self._extras.of_output(it.logprobs),
+                    **self._extras.of_output(it.logprobs[it.num_echoed :]),
                 }
                 for idx, it in enumerate(choices)
             ],

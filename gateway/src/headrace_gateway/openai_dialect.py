@@ -80,8 +80,7 @@ def make_sink(visit: Visit, model: ServedModel, clock: Clock) -> Sink:
     """Return where the answer goes: a stream or a whole."""
     form = answer_format(visit, model, clock)
     if not visit.request.streaming.is_stream:
-        shown = visit.request.shown
-        return WholeAnswer(visit.exchange, form, shown.num_best, visit.request.n)
+        return WholeAnswer(visit.exchange, form, visit.request.shown, visit.request.n)
     return StreamedAnswer(
         visit.exchange,
         form,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from headrace_contracts.types.v1.types_pb2 import TokenUsage
 from headrace_contracts.worker.v1.worker_pb2 import TokenLogprob
 from headrace_gateway.answer_format import AnswerFormat, CallAnswer, ChoiceAnswer
+from headrace_gateway.api_request import Shown
 from headrace_gateway.visit import Exchange
 
 
@@ -17,15 +18,15 @@ class WholeAnswer:
     Args:
         exchange: the connection.
         form: the endpoint's shape.
-        num_best: choices of each prompt to keep, the likeliest first; 0 = all.
+        shown: whether the prompt comes first, and how many choices of each prompt are kept.
         num_made: choices made of each prompt.
     """
 
     def __init__(
-        self, exchange: Exchange, form: AnswerFormat, num_best: int = 0, num_made: int = 1
+        self, exchange: Exchange, form: AnswerFormat, shown: Shown, num_made: int = 1
     ) -> None:
         self._exchange, self._form = exchange, form
-        self._num_best, self._num_made = num_best, num_made
+        self._echoes, self._num_best, self._num_made = shown.echo, shown.num_best, num_made
         self._choices: list[ChoiceAnswer] = []
         self._texts: list[list[str]] = []
 
@@ -36,6 +37,8 @@ class WholeAnswer:
 
     def add_text(self, choice_idx: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> None:
         """Keep text."""
+        if self._echoes and not self._texts[choice_idx]:
+            self._choices[choice_idx].num_echoed = len(logprobs or ())
         self._texts[choice_idx].append(text)
         if logprobs:
             self._choices[choice_idx].logprobs.extend(logprobs)
@@ -79,6 +82,5 @@ class WholeAnswer:
 
 
 def _mean_logprob(choice: ChoiceAnswer) -> float:
-    if not choice.logprobs:
-        return -math.inf
-    return sum(token.logprob for token in choice.logprobs) / len(choice.logprobs)
+    made = choice.logprobs[choice.num_echoed :]
+    return sum(token.logprob for token in made) / len(made) if made else -math.inf
