@@ -66,7 +66,7 @@ class Answerer:
             ),
             table=model.table,
             events=BlockEventLog(),
-            sink=lambda outputs: [self._outputs.put(output) for output in outputs] and None,
+            sink=self._take,
             clock=SystemClock(),
             on_step=lambda _facts: None,
         )
@@ -77,6 +77,10 @@ class Answerer:
 
     def __exit__(self, *_exc_info: object) -> None:
         self._engine.stop()
+
+    def _take(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            self._outputs.put(output)
 
     def answer(self, tasks: list[Task]) -> list[Answered]:
         """Answer tasks together; in their order."""

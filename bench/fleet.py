@@ -13,6 +13,7 @@ import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
@@ -54,7 +55,8 @@ class Client:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        started_s, ttft_s, usage = time.monotonic(), 0.0, {}
+        started_s, ttft_s = time.monotonic(), 0.0
+        usage: dict[str, Any] = {}  # Any: JSON
         with self._http.stream("POST", self._url, json=body) as response:
             if response.status_code != 200:
                 raise SystemExit(f"{response.status_code}: {response.read().decode()}")

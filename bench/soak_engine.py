@@ -259,7 +259,7 @@ async def _schema(model: ReadyModel) -> Constraint:
         lambda: tokenizer_of(model.info, model.table), SystemClock(), Quiet()
     )
     try:
-        return await compiler.compile(pb.OutputConstraint(json_schema=json.dumps(_SCHEMA)))
+        return await compiler.compile(b"", pb.OutputConstraint(json_schema=json.dumps(_SCHEMA)))
     finally:
         compiler.close()
 
