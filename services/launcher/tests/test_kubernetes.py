@@ -97,8 +97,12 @@ def test_a_pod_may_do_no_more_than_it_needs(name: str) -> None:
 def test_a_pod_gets_work_only_while_ready_and_time_to_drain(name: str) -> None:
     """Readiness is asked of /ready; only a process that is dead is started anew."""
     container = service_container(name)
-    assert container["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "metrics"}
-    for probe in ("livenessProbe", "startupProbe"):
+    # A gateway is in the Service from its first /ready on, so that it can tell what is away.
+    asked_ready, asked_alive = "readinessProbe", "startupProbe"
+    if name == "gateway":
+        asked_ready, asked_alive = asked_alive, asked_ready
+    assert container[asked_ready]["httpGet"] == {"path": "/ready", "port": "metrics"}
+    for probe in ("livenessProbe", asked_alive):
         assert container[probe]["httpGet"] == {"path": "/health", "port": "metrics"}
     assert {"name": "metrics", "containerPort": 9100} in container["ports"]
     assert environment(name)[f"HEADRACE_{name.replace('-', '_').upper()}_METRICS_LISTEN"].endswith(
@@ -107,6 +111,18 @@ def test_a_pod_gets_work_only_while_ready_and_time_to_drain(name: str) -> None:
     assert container["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", str(PRE_STOP_S)]
     drain_grace_s = RpcServiceSettings.model_fields["drain_grace_s"].default
     assert pod(name)["terminationGracePeriodSeconds"] >= PRE_STOP_S + drain_grace_s + 10
+
+
+def test_a_gateway_outwaits_the_first_start_of_the_workers() -> None:
+    """They fetch and prepare a model meanwhile, and it would be killed for their slowness."""
+
+    def allowed_s(name: str) -> int:
+        probe = service_container(name)["startupProbe"]
+        return int(probe["periodSeconds"] * probe["failureThreshold"])
+
+    assert allowed_s("gateway") >= 10 * 60
+    # Nobody else's start waits for others, so a minute tells a dead one.
+    assert {allowed_s(name) for name in WORKLOADS if name != "gateway"} == {60}
 
 
 def test_addresses_name_a_service_and_its_port() -> None:
@@ -144,12 +160,13 @@ def test_routers_find_each_worker_by_itself() -> None:
 
 
 def test_what_has_replicas_keeps_most_of_them_through_a_node_s_maintenance() -> None:
-    """One at a time may be evicted."""
+    """One at a time may be evicted, and one that serves nobody at any time."""
     budgets = of_kind("PodDisruptionBudget")
     several = {name for name, one in WORKLOADS.items() if one["spec"]["replicas"] > 1}
     assert set(budgets) == several
     for name, budget in budgets.items():
         assert budget["spec"]["maxUnavailable"] == 1
+        assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
         assert budget["spec"]["selector"]["matchLabels"] == labels_of(WORKLOADS[name])
 
 
