@@ -125,6 +125,21 @@ async def test_mistakes_are_refused_by_name(office: Office) -> None:
     await office.ask("GET", "/tenants", 400, params={"colour": "red"})
 
 
+async def test_a_write_goes_where_its_address_says_or_nowhere(office: Office) -> None:
+    """A body copied from another tenant's, or an option that is none, is told."""
+    credit = {"credit_id": "c1", "amount_nano_usd": "5"}
+    await office.ask("POST", "/tenants", json={"tenant_id": "acme", "name": "Acme"})
+    told = await office.ask(
+        "POST", "/tenants/acme/credits", 400, json={**credit, "tenant_id": "rival"}
+    )
+    assert told["error"]["param"] == "tenant_id"
+    told = await office.ask("POST", "/tenants/acme/credits?dry_run=1", 400, json=credit)
+    assert told["error"]["param"] == "dry_run"
+    assert (await office.ask("GET", "/tenants/acme/credits")).get("credits", []) == []
+    for again in ({"tenant_id": "acme"}, {"tenant_id": None}, {}):
+        await office.ask("POST", "/tenants/acme/credits", json={**credit, **again})
+
+
 async def test_a_patch_that_names_nothing_changes_nothing(office: Office) -> None:
     """An empty body must not take a key's limits and blocked words away."""
     wanted = {"tenant_id": "acme", "guard_blocklist": ["x"], "limits": {"requests_per_minute": 5}}

@@ -112,21 +112,7 @@ def _add(app: FastAPI, route: Route, servicer: Any, door: _Door) -> None:  # Any
 
 
 async def _message(route: Route, request: Request) -> Message:
-    body: Json = {}
-    if route.method != "GET":
-        raw = bytearray()
-        async for piece in request.stream():
-            raw += piece
-            if len(raw) > MAX_BODY_BYTES:
-                raise InvalidRequest(f"The body exceeds {MAX_BODY_BYTES} bytes.")
-        try:
-            body = json.loads(raw) if raw else {}
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest("The body is not JSON, or too deep.") from error
-        if not isinstance(body, dict):
-            raise InvalidRequest("The body must be a JSON object.")
-    else:
-        body = _query(route, request)
+    body = _query(route, request) if route.method == "GET" else await _body(request)
     wanted: Json = {route.body: body} if route.body else body
     if route.patches:
         if not body:
@@ -138,10 +124,35 @@ async def _message(route: Route, request: Request) -> Message:
         *parents, last = field.split(".")
         for parent in parents:
             place = place.setdefault(parent, {})
-        place[last] = request.path_params[name]
+        named = request.path_params[name]
+        if place.get(last) not in (None, named):
+            # A copied body, or a wrong address: money could go to either.
+            raise InvalidRequest(f"{last} is not the one that the address names.", param=last)
+        place[last] = named
     message: Message = from_json(route.request, wanted)
     check_storable(message)
     return message
+
+
+async def _body(request: Request) -> Json:
+    _refuse_query(request)
+    raw = bytearray()
+    async for piece in request.stream():
+        raw += piece
+        if len(raw) > MAX_BODY_BYTES:
+            raise InvalidRequest(f"The body exceeds {MAX_BODY_BYTES} bytes.")
+    try:
+        body: Json = json.loads(raw) if raw else {}
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest("The body is not JSON, or too deep.") from error
+    if not isinstance(body, dict):
+        raise InvalidRequest("The body must be a JSON object.")
+    return body
+
+
+def _refuse_query(request: Request) -> None:
+    for name in request.query_params:
+        raise InvalidRequest(f"Unknown parameter {name[:100]!r}.", param=name[:100])
 
 
 def _query(route: Route, request: Request) -> Json:
@@ -209,6 +220,7 @@ def _add_csv(app: FastAPI, servicers: Servicers, door: _Door) -> None:
     async def invoice(request: Request) -> Response:
         """An invoice's lines as CSV."""
         call = await door.open(request)
+        _refuse_query(request)
         wanted = pb.GetInvoiceRequest(invoice_id=request.path_params["invoice_id"])
         return _csv(invoice_csv(await servicers.accounts.GetInvoice(wanted, call)))
 
