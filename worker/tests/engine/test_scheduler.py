@@ -420,15 +420,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self, token, token_s):
         self.now_s += 0.5
         streams = [seq for seq in self.scheduler.running if seq.num_uncomputed == 1]
+        decoding = [seq for seq in streams if seq.num_output]
         plan = run_step(self.scheduler, self.now_s, token)
         self.streams_go_first(streams, plan)
         decodes = [chunk for chunk in plan.chunks if chunk.is_decode]
         prompt_tokens = sum(chunk.num_tokens for chunk in plan.chunks) - len(decodes)
         # Who is preempted after the prompts' share was fixed still counted for it.
-        stayed = [seq for seq in streams if seq not in plan.preempted]
+        stayed = [seq for seq in decoding if seq not in plan.preempted]
         shares = [
-            self.pace.most_prompt_tokens([seq.request for seq in some if seq.num_output > 1])
-            for some in (streams, stayed)
+            self.pace.most_prompt_tokens([seq.request for seq in some])
+            for some in (decoding, stayed)
         ]
         others = [chunk.num_tokens for chunk in plan.chunks if chunk.seq not in streams]
         assert sum(others) <= max(shares)
