@@ -44,7 +44,7 @@ def canonical(text: str) -> View:
 
 
 def canonical_strings(text: str) -> View | None:
-    """Return the strings of a text that is JSON, a line each; None = it is not, or has none."""
+    """Return a text with JSON in it by the JSON's strings, a line each; None = there are none."""
     strings = strings_of(view_of(text, Mode.DECODED, is_folded=False))
     return None if strings is None else _readable(strings)
 

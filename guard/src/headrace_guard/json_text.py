@@ -1,9 +1,10 @@
 r"""Text in JSON, as whoever parses it reads it.
 
-Results of tools are JSON more often than not. What a model that looks for instructions should see
-of ``{"id": 7, "body": "Dear all,\nthe lift ..."}`` is a mail of two lines: its strings, a line
-each, with their escapes undone. Names of fields and other single words are left out, and numbers.
-JSON inside a string is read the same way.
+Results of tools are JSON more often than not, and what programs send for their users. What a model
+that looks for instructions should see of ``{"id": 7, "body": "Dear all,\nthe lift ..."}`` is a
+mail of two lines: its strings, a line each, with their escapes undone. Names of fields and other
+single words are left out, and numbers. JSON inside a string is read the same way, and so is JSON
+that stands among other text, which stays as it is.
 """
 
 from __future__ import annotations
@@ -16,9 +17,15 @@ import re2
 from headrace_guard.normalise import View
 
 # JSON by its tokens, in any order, cut off anywhere: nobody promises that it is well formed.
-_TOKENS = re2.compile(
-    rb'\s*[\[{](?:\s|"(?:[^"\\]|\\(?s:.))*"|[\[\]{},:]|-?[0-9][0-9.eE+-]*|true|false|null)*'
+_A_STRING = rb'"(?:[^"\\]|\\(?s:.))*"'
+_REST = (
+    rb"(?:\s|" + _A_STRING + rb"|[\[\]{},:]|-?[0-9][0-9.eE+-]*|true|false|null)*"
     rb'(?:"(?:[^"\\]|\\(?s:.))*\\?)?'
+)
+_TOKENS = re2.compile(rb"\s*[\[{]" + _REST)
+# Among other text it must begin like JSON: a name and a colon, or a string or an object in a list.
+_AMONG = re2.compile(
+    rb"(?:\{\s*" + _A_STRING + rb"\s*:|\[\s*(?:\{\s*\"|" + _A_STRING + rb"\s*[,\]]))" + _REST
 )
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"?', re.DOTALL)
 _ESCAPE = re.compile(
@@ -45,13 +52,13 @@ def undone(escape: str) -> str:
 
 
 def strings_of(view: View) -> View | None:
-    """Return the strings of a text that is JSON, a line each; None = it is not, or says nothing."""
-    said = _said(view.text, range(len(view.text)), 0)
+    """Return a text with JSON in it by the JSON's strings, a line each; None = there are none."""
+    places: Sequence[int] = range(len(view.text))
+    said = _said(view.text, places, 0) or _said_among(view.text, places)
     if said is None:
         return None
-    text, places = said
     origins = view.all_origins()
-    return View.of(text, [origins[place] for place in places], view.left)
+    return View.of(said[0], [origins[place] for place in said[1]], view.left)
 
 
 def _said(text: str, places: Sequence[int], depth: int) -> tuple[str, list[int]] | None:
@@ -72,6 +79,28 @@ def _said(text: str, places: Sequence[int], depth: int) -> tuple[str, list[int]]
         lines.append(line)
         found += line_places
     return ("".join(lines), found) if lines else None
+
+
+def _said_among(text: str, places: Sequence[int]) -> tuple[str, list[int]] | None:
+    """Return the strings of JSON and what stands around it, a line each; None = there is none."""
+    if '"' not in text:
+        return None
+    parts: list[str] = []
+    found: list[int] = []
+    done = 0
+    # One byte per character, so that positions are the same.
+    for region in _AMONG.finditer(text.encode("ascii", "replace")):
+        start, end = region.span()
+        said = _said(text[start:end], places[start:end], 0)
+        if said is None:
+            continue
+        parts += (text[done:start], "\n", said[0], "\n")
+        found += (*places[done:start], places[start], *said[1], places[end - 1])
+        done = end
+    if not parts:
+        return None
+    parts.append(text[done:])
+    return "".join(parts), found + list(places[done:])
 
 
 def _without_escapes(

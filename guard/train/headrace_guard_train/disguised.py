@@ -1,4 +1,4 @@
-"""How many attacks of left-out sources are still found in disguise, or as a tool returns them."""
+"""How much of left-out sources is still found in disguise, in JSON, or among other text."""
 
 from __future__ import annotations
 
@@ -77,12 +77,13 @@ def found_in_disguise(
     return found
 
 
-def found_in_json(
-    rows: Sequence[Row], figures: HeadFigures, stages: Stages
+def found_in_forms(
+    head: str, rows: Sequence[Row], figures: HeadFigures, stages: Stages
 ) -> dict[str, dict[str, float]]:
-    """Return what `indirect` hits of documents at the balanced point, by the form they come in.
+    """Return what a head hits at the balanced point, by the form it comes in.
 
     Args:
+        head: which one; `indirect` reads documents, the others requests.
         rows: all there are.
         figures: how its stages are put together.
         stages: the models.
@@ -91,16 +92,34 @@ def found_in_json(
         By form: the share of positives of each source, and of clean texts, by source.
     """
     left_out = frozenset().union(*plan.LEFT_OUT)
-    mine = [row for row in rows if INDIRECT in row.labels and row.source in left_out]
-    names = [row.source if row.labels[INDIRECT] else f"{row.source}, clean" for row in mine]
+    mine = [row for row in rows if head in row.labels and row.source in left_out]
+    if head != INDIRECT:
+        rng = random.Random(plan.SEED)  # noqa: S311 - not for secrets
+        mine = [row for row in mine if len(row.text) <= MAX_CHARS]
+        mine = [row for kind in (0, 1) for row in _some(mine, head, kind, rng)]
+    names = [row.source if row.labels[head] else _clean_name(head, row) for row in mine]
     found: dict[str, dict[str, float]] = {}
-    for form, put in _FORMS.items():
-        copies = [replace(row, text=put(row.text)) for row in mine]
-        hits = _hits(INDIRECT, copies, figures, stages)
+    for form, put in (_FORMS if head == INDIRECT else _REQUEST_FORMS).items():
+        # What was planted stands elsewhere then.
+        copies = [replace(row, text=put(row.text), spans=()) for row in mine]
+        hits = _hits(head, copies, figures, stages)
         found[form] = {
             name: float(np.mean(hits[np.array(names) == name])) for name in sorted(set(names))
         }
     return found
+
+
+def _some(rows: Sequence[Row], head: str, label: int, rng: random.Random) -> list[Row]:
+    """Return some rows of each source."""
+    found: list[Row] = []
+    for source in sorted({row.source for row in rows}):
+        its = [row for row in rows if row.source == source and row.labels[head] == label]
+        found += rng.sample(its, min(_NUM_ROWS, len(its)))
+    return found
+
+
+def _clean_name(head: str, row: Row) -> str:
+    return f"{row.source}, clean" if head == INDIRECT else "clean, all sources"
 
 
 def _as_value(text: str) -> str:
@@ -122,6 +141,24 @@ _FORMS: Mapping[str, Callable[[str], str]] = {
     "a value of JSON": _as_value,
     "one value among others": _among_others,
     "JSON inside a string of JSON": _in_a_string,
+}
+
+
+_REQUEST_FORMS: Mapping[str, Callable[[str], str]] = {
+    "as it is": str,
+    "behind a greeting": lambda text: f"Hello, I have a question for you today. {text}",
+    "before thanks": lambda text: f"{text} Thanks in advance, and have a nice day!",
+    "behind another request": lambda text: f"What is the capital of France? {text}",
+    "behind a paragraph": lambda text: (
+        "I am writing a report on the river trade of our town, which was once a busy harbour for "
+        f"grain and timber. My teacher wants two pages of it by Monday.\n\n{text}"
+    ),
+    "between lines": lambda text: f"Nothing new.\n{text}\nSee you on Monday.",
+    "a value of JSON": _as_value,
+    "one value among others": _among_others,
+    "JSON behind a sentence": lambda text: (
+        f"Answer the question in this JSON.\n\n{json.dumps({'question': text}, indent=2)}"
+    ),
 }
 
 

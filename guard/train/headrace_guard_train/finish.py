@@ -13,7 +13,7 @@ from headrace_guard.classifiers.heads import HARM, HEADS, INDIRECT, INJECTION
 from headrace_guard_train import export, hazards, plan, report, topics, words_fit
 from headrace_guard_train.cascade_figures import HeadFigures, figures_of
 from headrace_guard_train.dense_fit import fit_dense, lesson_of
-from headrace_guard_train.disguised import Stages, found_in_disguise, found_in_json
+from headrace_guard_train.disguised import Stages, found_in_disguise, found_in_forms
 from headrace_guard_train.examples import examples
 from headrace_guard_train.fit import Fitted
 from headrace_guard_train.instances import Cutter
@@ -83,7 +83,10 @@ def run(made: Made, models: Path, documents: Path, work: Path) -> None:
     )
     figures = report.figures(found, meant, topic, _asked_of_ordinary(judged, found))
     figures["found_in_disguise"] = disguised
-    figures["found_in_json"] = found_in_json(made.rows, found[INDIRECT], stages)
+    figures["found_in_forms"] = {
+        head: found_in_forms(head, made.rows, found[head], stages)
+        for head in (INDIRECT, INJECTION, HARM)
+    }
     report.write(documents, figures, found, _FOREWORD.read_text(encoding="utf-8"))
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace_guard.classifiers.cuts import read, read_document
+from headrace_guard.classifiers.cuts import read_all
 from headrace_guard.classifiers.dense import Dense
-from headrace_guard.classifiers.heads import INDIRECT, LinearHeads
+from headrace_guard.classifiers.heads import LinearHeads
 from headrace_guard_train import plan
 from headrace_guard_train.fit import Fitted
 from headrace_guard_train.matrix import Vector
@@ -65,7 +65,7 @@ def judge_linear(head: str, rows: Sequence[Row], fit: Fitted) -> Judged:
     windows: list[tuple[int, float]] = []
     for place, (idx, fold) in enumerate(kept):
         text = rows[idx].text
-        for reading in read_document(text) if head == INDIRECT else [read(text)]:
+        for reading in read_all(text):
             for peak in models[fold].peaks(reading, frozenset({head}))[head]:
                 texts.append(reading.text[peak.begin : peak.end])
                 windows.append((place, peak.logit))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace_guard.classifiers.heads import INDIRECT
 from headrace_guard.classifiers.text_model import Point
 from headrace_guard_train import plan
 from headrace_guard_train.cascade_figures import HeadFigures, Stage
@@ -208,7 +209,8 @@ def _tables(name: str, found: Json) -> list[str]:
 
 def _rest(found: Json) -> list[str]:
     lines = _disguised(found.get("found_in_disguise", {}))
-    lines += _in_json(found.get("found_in_json", {}))
+    for head, forms in found.get("found_in_forms", {}).items():
+        lines += _in_forms(head, forms)
     if "hazards" in found:
         lines += [
             "## Hazard ids",
@@ -253,14 +255,12 @@ def _disguised(found: Mapping[str, Mapping[str, float]]) -> list[str]:
     ]
 
 
-def _in_json(found: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Return a table of documents in the forms in which tools return them."""
-    if not found:
-        return []
+def _in_forms(head: str, found: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return a table of texts of left-out sources in the forms in which they are sent."""
     sources = list(next(iter(found.values())))
+    what = "documents, in JSON" if head == INDIRECT else "requests, in JSON and among other text"
     return [
-        "## In JSON: share of documents of left-out sources hit by `indirect` at `balanced`, whole "
-        "guard",
+        f"## Share of {what}, of left-out sources, hit by `{head}` at `balanced`, whole guard",
         "| form | " + " | ".join(sources) + " |",
         "|---|" + "---|" * len(sources),
         *(

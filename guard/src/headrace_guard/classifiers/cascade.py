@@ -23,9 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace_common.fair_places import NoPlaceError
+from headrace_guard.canonical import canonical_strings
 from headrace_guard.classifiers.artefact import Artefact, HeadModel
 from headrace_guard.classifiers.base import Match
-from headrace_guard.classifiers.cuts import Reading, read, read_document
+from headrace_guard.classifiers.cuts import Reading, read_all
 from headrace_guard.classifiers.embedding import Embeds
 from headrace_guard.classifiers.heads import HARM, INDIRECT, INJECTION, TOXICITY, Peak
 from headrace_guard.classifiers.judge import Judge, JudgeFailedError
@@ -137,7 +138,7 @@ class CascadeModels:
     async def _judge_stages(self, tenant_id: str, text: str, trust: Trust, asked: Asked) -> Judged:
         seen = await self._look_cheaply(tenant_id, text, _heads(trust, asked))
         has_topic = OFF_TOPIC in asked.points and asked.topic is not None and trust is Trust.USER
-        whole = text if has_topic and len(text.split()) >= MIN_TOPIC_WORDS else None
+        whole = _topic_text(text) if has_topic else None
         looked, off_topic = await self._look_closely(tenant_id, self._doubts(seen), whole, asked)
         scored = [self._score(one, looked) for one in seen]
         missed = Reason.NO_MODEL if has_topic and self._embedder is None else None
@@ -172,8 +173,7 @@ class CascadeModels:
         )
 
     def _look(self, text: str, heads: frozenset[str], *, has_words: bool) -> list[_Seen]:
-        readings = read_document(text) if INDIRECT in heads else [read(text)]
-        return [seen for one in readings for seen in self._look_at(one, heads, has_words)]
+        return [seen for one in read_all(text) for seen in self._look_at(one, heads, has_words)]
 
     def _look_at(self, reading: Reading, heads: frozenset[str], has_words: bool) -> list[_Seen]:
         peaks = self._artefact.linear.peaks(reading, heads)
@@ -331,6 +331,13 @@ def _may_hit(scored: _Scored, points: frozenset[Point]) -> bool:
     return Point.ALL in points or any(
         scored.probability >= scored.thresholds[point] for point in points
     )
+
+
+def _topic_text(text: str) -> str | None:
+    """Return what may be about a topic; None = it says too little."""
+    strings = canonical_strings(text) if '"' in text else None
+    said = text if strings is None else strings.text
+    return said if len(said.split()) >= MIN_TOPIC_WORDS else None
 
 
 def _heads(trust: Trust, asked: Asked) -> frozenset[str]:

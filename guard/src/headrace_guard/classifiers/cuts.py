@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 from headrace_guard.canonical import canonical, canonical_strings
 from headrace_guard.normalise import View
@@ -18,6 +19,7 @@ _BREAK = re.compile(r"(?:[.!?]['\")]*\s+|[\n|]\s*)+")
 _CHAT = re.compile(r"""\\*"(?:role|system)\\*"\s*:""")
 # Shorter pieces belong to the next one; shorter windows go on with the next piece.
 _LEAST_PIECE, _LEAST_WINDOW = 12, 60
+_LEAST_SENTENCE = 20
 
 
 @dataclass(frozen=True)
@@ -28,17 +30,21 @@ class Cut:
         num_chars: length; of windows by sentence the most.
         stride: from one to the next, in what is longer than a window.
         by_sentence: whether windows begin and end where sentences or lines do.
+        and_sentences: whether each sentence is a window as well.
     """
 
     num_chars: int
     stride: int
     by_sentence: bool = False
+    and_sentences: bool = False
 
 
 WIDE = Cut(400, 200)
 # For instructions hidden in documents: a window that begins and ends with what was put in has
 # nothing else in it.
 NARROW = Cut(160, 80, by_sentence=True)
+# For a request that one sentence makes, whatever polite ones stand around it.
+ASKING = Cut(400, 200, and_sentences=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,8 @@ class Reading:
     def windows(self, cut: Cut) -> list[tuple[int, int]]:
         """Return the windows of the text."""
         if not cut.by_sentence:
-            return spans(len(self.text), cut)
+            wide = spans(len(self.text), cut)
+            return wide + _each_sentence(self.view.text, cut) if cut.and_sentences else wide
         # The text has spaces for line breaks, the view still has them.
         return [
             (begin + start, begin + stop)
@@ -74,8 +81,8 @@ def read(text: str) -> Reading:
     return _reading(canonical(text))
 
 
-def read_document(text: str) -> list[Reading]:
-    """Return what is to be judged of a document or a tool's result: if it is JSON, its strings.
+def read_all(text: str) -> list[Reading]:
+    """Return all that is to be judged of a text: of JSON in it, its strings.
 
     Where the form of a chat's messages may be the attack it is read as it stands, too.
     """
@@ -113,6 +120,22 @@ def _sentences(text: str) -> list[tuple[int, int]]:
             behind += 1
         stretches.append((begin, places[behind]))
     return stretches
+
+
+def _each_sentence(text: str, cut: Cut) -> list[tuple[int, int]]:
+    """Return the sentences or lines of a text that has several."""
+    places = [0]
+    for found in _BREAK.finditer(text):
+        if found.end() - places[-1] >= _LEAST_SENTENCE and found.end() < len(text):
+            places.append(found.end())
+    if len(places) == 1:
+        return []
+    stretches = pairwise((*places, len(text)))
+    return [
+        (begin + start, begin + stop)
+        for begin, end in stretches
+        for start, stop in spans(end - begin, cut)
+    ]
 
 
 def _flat(text: str) -> str:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace_guard.classifiers.cuts import NARROW, WIDE, Cut, Reading
+from headrace_guard.classifiers.cuts import ASKING, NARROW, WIDE, Cut, Reading
 from headrace_guard.classifiers.ngrams import Features, features
 
 INJECTION, INDIRECT, HARM, TOXICITY = "injection", "indirect", "harm", "toxicity"
@@ -18,7 +18,7 @@ HEADS = (INJECTION, INDIRECT, HARM, TOXICITY)
 
 def cut_of(head: str) -> Cut:
     """Return how a head cuts texts."""
-    return NARROW if head == INDIRECT else WIDE
+    return {INDIRECT: NARROW, HARM: ASKING}.get(head, WIDE)
 
 
 def num_peaks(head: str) -> int:
