@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from headrace_common.errors import QueueFull, ReplicaDraining, ReplicaLost, Unavailable
 from headrace_common.loop_metrics import Count, LoopCounter, LoopHistogram
 from headrace_common.metrics import LATENCY_BUCKETS_S
 
 STAGES = ("tokenise", "guard", "admit", "pick", "close")
 # What a request may have to do without.
 DEPENDENCIES = ("billing", "guard", "outbox", "ratelimit", "router")
+# Why an attempt is taken to another replica.
+RESUMED = (QueueFull, ReplicaDraining, ReplicaLost, Unavailable)
 
 
 class GatewayMetrics:
@@ -71,6 +74,8 @@ class GatewayMetrics:
         # A series that begins at its first event has no rate at that event.
         for dependency in DEPENDENCIES:
             self.degraded.labels(dependency)
+        for error in RESUMED:
+            self.resumes.labels(error.reason)
         for outcome in ("made", "refused"):
             self.retries.labels(outcome)
         self.route_reloads.labels("refused")

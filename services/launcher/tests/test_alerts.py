@@ -149,6 +149,19 @@ def test_values_that_are_asked_for_can_come(metrics) -> None:
     assert missing == []
 
 
+def test_what_raises_an_alert_by_its_events_begins_at_zero(metrics) -> None:
+    """Also where all but some values count: a burst as a series' first value is no increase."""
+    missing = [
+        f"{name}: {metric}{{{matchers}}}"
+        for name, rule in ALERTS.items()
+        for metric, matchers in re.findall(
+            r"increase\((headrace_\w+)(?:\{([^}]*)\})?\[", rule["expr"]
+        )
+        if metrics[metric].labels and not metrics[metric].begins_with
+    ]
+    assert missing == []
+
+
 def test_no_metric_has_a_label_of_the_targets(metrics) -> None:
     """Prometheus would rename ours to exported_..., and whoever asks for it finds nothing."""
     assert [name for name, it in metrics.items() if set(it.labels) & OF_TARGETS] == []

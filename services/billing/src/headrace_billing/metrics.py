@@ -50,6 +50,9 @@ class BillingMetrics:
             ["part"],
             registry=registry,
         )
+        # A series that begins at its first event has no rate at that event. Those of the other
+        # parts begin when the part is started.
+        self.failures.labels("database")
         self.consumer_lag_messages = Gauge(
             "headrace_billing_consumer_lag_messages",
             "Messages in the log that are not booked yet; NaN while the broker cannot be asked.",
