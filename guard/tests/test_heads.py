@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from headrace_guard.classifiers.artefact import load_packaged
 from headrace_guard.classifiers.cuts import read
-from headrace_guard.classifiers.heads import HEADS, INDIRECT, cut_of, num_peaks, within
+from headrace_guard.classifiers.heads import (
+    HEADS,
+    INDIRECT,
+    SENTENCE_HEADS,
+    SENTENCE_MARGIN,
+    cut_of,
+    num_peaks,
+    within,
+)
 from headrace_guard.classifiers.ngrams import features
 
 _TEMPLATES = Path(__file__).parents[1] / "train" / "templates"
@@ -105,16 +113,22 @@ def test_peaks_are_the_highest_sums_of_windows() -> None:
         peaks = heads.peaks(reading, frozenset(HEADS))
         assert tuple(peaks) == HEADS
         for row, (head, found_peaks) in enumerate(peaks.items()):
-            peak = found_peaks[0]
-            logits = {}
-            for begin, end in reading.windows(cut_of(head)):
+            places = [(it, 0.0) for it in reading.windows(cut_of(head))]
+            if head in SENTENCE_HEADS:
+                sentences = reading.sentences(cut_of(head))
+                places += [(it, SENTENCE_MARGIN) for it in sentences]
+                assert len(found_peaks) == 1 + bool(sentences)
+            logits: dict[float, dict[tuple[int, int], float]] = {}
+            for (begin, end), margin in places:
                 inside = within(found, begin, end)
                 total = heads._weights[row][inside].sum(dtype=np.float64)
                 size = np.sqrt(max(len(inside), 1))
-                logits[begin, end] = total / size + heads._biases[row]
-            assert abs(peak.logit - max(logits.values())) < 1e-6
-            assert abs(logits[peak.begin, peak.end] - max(logits.values())) < 1e-6
-            assert all(abs(logits[one.begin, one.end] - one.logit) < 1e-6 for one in found_peaks)
+                logit = total / size + heads._biases[row] - margin
+                logits.setdefault(margin, {})[begin, end] = logit
+            for one in found_peaks:
+                assert abs(logits[one.margin][one.begin, one.end] - one.logit) < 1e-6
+                if one is found_peaks[0] or one.margin:
+                    assert abs(one.logit - max(logits[one.margin].values())) < 1e-6
 
 
 def test_several_peaks_lie_apart_and_the_highest_comes_first() -> None:

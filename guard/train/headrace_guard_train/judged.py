@@ -28,7 +28,8 @@ class Judged:
         folds: which fold left the row's source out.
         texts: of the windows, those that serving would doubt first.
         places: of each window, the index of its row's entry.
-        logits: of each window, the linear one.
+        logits: of each window, the linear one, less its margin.
+        margins: of each window, what is taken off what a stage says.
     """
 
     scored: Scored
@@ -36,6 +37,7 @@ class Judged:
     texts: list[str]
     places: NDArray[np.int64]
     logits: Vector
+    margins: Vector
 
     def with_logits(self, logits: Vector) -> Scored:
         """Return the same rows with other logits, each row with its highest window's.
@@ -62,24 +64,22 @@ def judge_linear(head: str, rows: Sequence[Row], fit: Fitted) -> Judged:
         if head in row.labels and row.source in fold_of
     ]
     texts: list[str] = []
-    windows: list[tuple[int, float]] = []
+    windows: list[tuple[int, float, float]] = []
     for place, (idx, fold) in enumerate(kept):
         text = rows[idx].text
         for reading in read_all(text):
             for peak in models[fold].peaks(reading, frozenset({head}))[head]:
                 texts.append(reading.text[peak.begin : peak.end])
-                windows.append((place, peak.logit))
+                windows.append((place, peak.logit, peak.margin))
     scored = Scored(
         np.array([idx for idx, _ in kept]),
         np.array([rows[idx].source for idx, _ in kept]),
         np.array([rows[idx].labels[head] for idx, _ in kept]),
         np.zeros(len(kept)),
     )
-    places, logits = (
-        np.array([place for place, _ in windows]),
-        np.array([one for _, one in windows]),
-    )
-    made = Judged(scored, np.array([fold for _, fold in kept]), texts, places, logits)
+    places = np.array([place for place, _, _ in windows])
+    logits, margins = (np.array([one[idx] for one in windows], np.float64) for idx in (1, 2))
+    made = Judged(scored, np.array([fold for _, fold in kept]), texts, places, logits, margins)
     return replace(made, scored=made.with_logits(logits))
 
 
@@ -106,5 +106,5 @@ def judge_dense(
         embedded = cache.get(judged.texts[place])
         if embedded is not None:
             fold = judged.folds[judged.places[place]]
-            logits[place] = models[fold].logits(embedded)[head]
+            logits[place] = models[fold].logits(embedded)[head] - judged.margins[place]
     return logits

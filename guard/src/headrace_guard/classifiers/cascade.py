@@ -232,7 +232,7 @@ class CascadeModels:
         found = looked.get(seen.text) if seen.cheap >= model.band_from else None
         if found is None:
             return _Scored(seen, _below_band(model, seen), None, "linear", model.cascade.thresholds)
-        logit = model.linear_share * seen.cheap + found.logits[seen.head]
+        logit = model.linear_share * seen.cheap + found.logits[seen.head] - seen.peak.margin
         probability = model.cascade.probability(logit)
         return _Scored(seen, probability, found.vector, "cascade", model.cascade.thresholds)
 

@@ -30,21 +30,17 @@ class Cut:
         num_chars: length; of windows by sentence the most.
         stride: from one to the next, in what is longer than a window.
         by_sentence: whether windows begin and end where sentences or lines do.
-        and_sentences: whether each sentence is a window as well.
     """
 
     num_chars: int
     stride: int
     by_sentence: bool = False
-    and_sentences: bool = False
 
 
 WIDE = Cut(400, 200)
 # For instructions hidden in documents: a window that begins and ends with what was put in has
 # nothing else in it.
 NARROW = Cut(160, 80, by_sentence=True)
-# For a request that one sentence makes, whatever polite ones stand around it.
-ASKING = Cut(400, 200, and_sentences=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +58,26 @@ class Reading:
     def windows(self, cut: Cut) -> list[tuple[int, int]]:
         """Return the windows of the text."""
         if not cut.by_sentence:
-            wide = spans(len(self.text), cut)
-            return wide + _each_sentence(self.view.text, cut) if cut.and_sentences else wide
+            return spans(len(self.text), cut)
         # The text has spaces for line breaks, the view still has them.
         return [
             (begin + start, begin + stop)
             for begin, end in _sentences(self.view.text)
+            for start, stop in spans(end - begin, cut)
+        ]
+
+    def sentences(self, cut: Cut) -> list[tuple[int, int]]:
+        """Return each sentence or line by itself; of a text that is one, nothing."""
+        text = self.view.text
+        places = [0]
+        for found in _BREAK.finditer(text):
+            if found.end() - places[-1] >= _LEAST_SENTENCE and found.end() < len(text):
+                places.append(found.end())
+        if len(places) == 1:
+            return []
+        return [
+            (begin + start, begin + stop)
+            for begin, end in pairwise((*places, len(text)))
             for start, stop in spans(end - begin, cut)
         ]
 
@@ -120,22 +130,6 @@ def _sentences(text: str) -> list[tuple[int, int]]:
             behind += 1
         stretches.append((begin, places[behind]))
     return stretches
-
-
-def _each_sentence(text: str, cut: Cut) -> list[tuple[int, int]]:
-    """Return the sentences or lines of a text that has several."""
-    places = [0]
-    for found in _BREAK.finditer(text):
-        if found.end() - places[-1] >= _LEAST_SENTENCE and found.end() < len(text):
-            places.append(found.end())
-    if len(places) == 1:
-        return []
-    stretches = pairwise((*places, len(text)))
-    return [
-        (begin + start, begin + stop)
-        for begin, end in stretches
-        for start, stop in spans(end - begin, cut)
-    ]
 
 
 def _flat(text: str) -> str:

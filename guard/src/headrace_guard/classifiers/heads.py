@@ -9,16 +9,20 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace_guard.classifiers.cuts import ASKING, NARROW, WIDE, Cut, Reading
+from headrace_guard.classifiers.cuts import NARROW, WIDE, Cut, Reading
 from headrace_guard.classifiers.ngrams import Features, features
 
 INJECTION, INDIRECT, HARM, TOXICITY = "injection", "indirect", "harm", "toxicity"
 HEADS = (INJECTION, INDIRECT, HARM, TOXICITY)
+# What is asked for stands in one sentence, whatever polite ones stand around it. A sentence must be
+# so much worse than a whole text: there are more of them.
+SENTENCE_HEADS = frozenset({HARM})
+SENTENCE_MARGIN = 1.5
 
 
 def cut_of(head: str) -> Cut:
     """Return how a head cuts texts."""
-    return {INDIRECT: NARROW, HARM: ASKING}.get(head, WIDE)
+    return NARROW if head == INDIRECT else WIDE
 
 
 def num_peaks(head: str) -> int:
@@ -28,11 +32,19 @@ def num_peaks(head: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """A window of a text and what a head says of it."""
+    """A window of a text and what a head says of it.
+
+    Args:
+        logit: less the margin.
+        begin: where it begins.
+        end: where it ends.
+        margin: what is taken off whatever a stage says of it.
+    """
 
     logit: float
     begin: int
     end: int
+    margin: float = 0.0
 
 
 class LinearHeads:
@@ -52,7 +64,10 @@ class LinearHeads:
         self._biases, self._names = biases, tuple(names)
 
     def peaks(self, reading: Reading, wanted: frozenset[str]) -> dict[str, list[Peak]]:
-        """Return each wanted head's highest windows, `num_peaks` of them, none over another."""
+        """Return each wanted head's highest windows, `num_peaks` of them, none over another.
+
+        Of a head for requests then the highest sentence, if the text has several.
+        """
         found = features(reading.text)
         buckets = found.buckets.astype(np.intp)
         columns = {name: column for column, name in enumerate(self._names) if name in wanted}
@@ -67,6 +82,15 @@ class LinearHeads:
             counts = [num_peaks(name) for name in names]
             grid = _Grid(found, reading.windows(cut))
             peaks.update(zip(names, grid.peaks(gained, biases, counts), strict=True))
+            rows = [idx for idx, name in enumerate(names) if name in SENTENCE_HEADS]
+            if rows and (sentences := reading.sentences(cut)):
+                biases = [biases[idx] for idx in rows]
+                grid = _Grid(found, sentences)
+                for idx, (one,) in zip(
+                    rows, grid.peaks(gained[rows], biases, [1] * len(rows)), strict=True
+                ):
+                    logit = one.logit - SENTENCE_MARGIN
+                    peaks[names[idx]].append(Peak(logit, one.begin, one.end, SENTENCE_MARGIN))
         return {name: peaks[name] for name in columns}
 
 
