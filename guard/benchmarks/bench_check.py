@@ -1,6 +1,8 @@
 """Time of a whole input check: extraction's parts in, verdict out, everything but the embedding.
 
-    python guard/benchmarks/bench_check.py [--embedding DIR] [--repeats 300]
+    OPENBLAS_NUM_THREADS=1 python guard/benchmarks/bench_check.py [--embedding DIR] [--repeats 300]
+
+with one thread for numpy, as `headrace up` and the image start the guard.
 
 Rules, blocklist of 1,000 words, normalising, decoding, cache and the linear heads, with DIR also
 the words stage; each text is new, so the cache misses, and once

@@ -155,6 +155,11 @@ def test_workers_share_the_cores(num_cpus: int, workers: int, threads: str) -> N
     assert defaults["OMP_NUM_THREADS"] == threads
 
 
+def test_the_guard_multiplies_in_one_thread() -> None:
+    """Its matrices are small; an operator's value would win."""
+    assert plan()["guard"].defaults["OPENBLAS_NUM_THREADS"] == "1"
+
+
 def test_the_public_listener_is_where_the_operator_wants_it() -> None:
     """``--host`` and ``--port`` are the gateway's."""
     specs = plan(host="0.0.0.0", port=9999)

@@ -103,7 +103,11 @@ _NUM_SEATS = 8
 # Order of start; the stores come before, workers after the router, the gateway last.
 _SERVICES = ("billing", "cache-index", "router", "guard", "ratelimit")
 # Redis shares the cores of one machine with everything here: it may be late without being away.
-_DEFAULTS = {"ratelimit": {"HEADRACE_RATELIMIT_REDIS_TIMEOUT_S": "0.2"}}
+_DEFAULTS = {
+    "ratelimit": {"HEADRACE_RATELIMIT_REDIS_TIMEOUT_S": "0.2"},
+    # Two threads for products of a few rows by the words stage's weights only wait for one another.
+    "guard": {"OPENBLAS_NUM_THREADS": "1"},
+}
 # Not the router: it is ready only with a worker, and both start up side by side with the gateway.
 _GATEWAY_NEEDS = ("billing", "guard", "ratelimit")
 _STOP_STAGE = {
