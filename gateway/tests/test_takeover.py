@@ -13,6 +13,7 @@ from sqlalchemy import select
 from headrace_common.errors import Unavailable
 from headrace_contracts.usage.v1 import usage_pb2
 from headrace_gateway.responses_api import kept as kept_module
+from headrace_gateway.responses_api.background import Run
 from headrace_gateway.responses_api.event_log import EventLog
 from headrace_gateway.responses_api.kept import (
     LEASE_S,
@@ -198,7 +199,7 @@ async def test_what_is_refused_for_a_while_waits(hasty: GatewayFleet) -> None:
     await eventually(lambda: hasty.worker.running, within_s=5)
     await hasty.guard_server.kill()
     await hasty.restart_gateway()
-    await asyncio.sleep(1.0)
+    await eventually(lambda: hasty.gateway.metrics.taken_over._value.get() == 1, within_s=10)
     async with hasty.openai() as client:
         assert (await client.responses.retrieve(made.id)).status in ("queued", "in_progress")
     await hasty.guard_server.start()
@@ -291,3 +292,28 @@ async def test_a_process_that_was_only_slow_goes_on(
     await _until(fleet, made.id, "completed")
     assert max(attempts) > 1
     assert len(fleet.worker.requests) == 1
+
+
+async def test_a_left_run_that_ends_late_takes_no_other_out(fleet: GatewayFleet) -> None:
+    """Its response was claimed anew by the same process meanwhile."""
+    background = fleet.gateway._responses_api.background
+    queued: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+    queued.set_result(_response())
+
+    def begun(until: asyncio.Event) -> Run:
+        log = EventLog("resp_1", 10.0)
+        run = Run("req_1", "t", _response("in_progress"), log, until.wait, queued)
+        background.run(run)
+        return run
+
+    ends = asyncio.Event(), asyncio.Event()
+    first = begun(ends[0])
+    first.log.leave()
+    begun(ends[1])
+    ends[0].set()
+    assert first.task is not None
+    await first.task
+    await asyncio.sleep(0)
+    assert background.goes_on("resp_1", 3)
+    ends[1].set()
+    await eventually(lambda: not background.goes_on("resp_1", 3))

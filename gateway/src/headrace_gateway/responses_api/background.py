@@ -152,12 +152,14 @@ class BackgroundResponses:
         self._under_way[run.tenant_id] += 1
         task = run.task = asyncio.create_task(self._run(run))
         self._running[run.log.response_id] = run
-        task.add_done_callback(lambda _: self._running.pop(run.log.response_id, None))
-        task.add_done_callback(lambda _: self._end(run.tenant_id))
+        task.add_done_callback(lambda _: self._end(run))
         return task
 
-    def _end(self, tenant_id: str) -> None:
-        self._under_way -= Counter({tenant_id: 1})
+    def _end(self, run: Run) -> None:
+        self._under_way -= Counter({run.tenant_id: 1})
+        # One that was left may have been claimed anew, here, before its task had ended.
+        if self._running.get(run.log.response_id) is run:
+            del self._running[run.log.response_id]
 
     async def _queue(
         self, visit: Visit, response: Json, input_items: list[Json], work: Work, log: EventLog
@@ -290,7 +292,7 @@ class BackgroundResponses:
         response["status"] = status
         if status == "failed":
             response["error"] = {"code": error.public_code, "message": error.public_message}
-        await self._until_there(partial(self._kept.finish, response, log.attempt))
+        await self._until_there(lambda: self._kept.finish(response, log.attempt))
         if log.events:
             # There is no event of its own for what was cancelled; its status says so.
             log.tell("response.failed", response, is_last=True)

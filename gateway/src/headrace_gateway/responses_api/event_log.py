@@ -35,7 +35,7 @@ class EventLog(CapturedExchange):
         self.events: list[bytes] = []
         # Of `events`, those that are in the state.
         self.num_kept = 0
-        # Whether another process makes this response, or it was deleted: nothing is kept any more.
+        # Whether another process makes this response now: nothing is kept here any more.
         self.is_left = False
         self._news = asyncio.Event()
         # Called when there are events to keep.
